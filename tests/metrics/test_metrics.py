@@ -38,7 +38,11 @@ BINARY, MULTI = logistic().bind((3,), 2), logistic().bind((3,), 5)
 REGRESSION = logistic().bind((3,), 1, squared_error)
 TARGETS = logistic().bind((3,), 2, squared_error)
 SEQUENCE = IDENTITY.bind((4, 6), 6, token_cross_entropy)
-TIMES = logistic().bind((3,), 3, DiscreteTime(ends=(1.0, 2.0, 4.0)))
+TIMES = logistic().bind(
+    (3,),
+    3,
+    DiscreteTime(grid=(1.0, 2.0, 4.0), ends=(1.0, 2.0, 4.0), censoring=(1.0, 0.9, 0.5)),
+)
 NAMES = sorted(Metric.registry)
 
 

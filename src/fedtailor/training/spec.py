@@ -58,6 +58,12 @@ class Privacy:
 
     Raises:
         ValueError: a setting has a wrong value.
+
+    Example:
+        >>> sums = ft.Privacy(secure_aggregation=True)
+        >>> model = ft.models.logistic()
+        >>> ft.run(ft.FedAvg(), federation, model, rounds=1, privacy=sums).summary().rounds
+        1
     """
 
     evaluate: bool = True

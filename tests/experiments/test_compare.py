@@ -327,7 +327,7 @@ def test_a_comparison_has_one_writer(tmp_path):
     Comparison(experiment, results, Settings(), second).run()
     assert set(refused) == {
         f"{results / 'e'} is in use by process {os.getpid()}; wait until it ends, or"
-        " name another directory"
+        " name another directory (docs: errors#a-directory-in-use)"
     }
 
 

@@ -27,6 +27,11 @@ def liars_among(ids: NDArray[np.uint64], share: float, seed: int) -> NDArray[np.
 
     Returns:
         [m] whether each client lies.
+
+    Example:
+        >>> from fedtailor.federation import liars_among
+        >>> int(liars_among(federation.ids, 0.2, seed=0).sum())
+        4
     """
     count = round(share * len(ids))
     order = np.lexsort((ids, draw_bits(seed, "liars", 0, ids)))
@@ -52,6 +57,12 @@ class WrongLabels:
         share: of the clients that take part in training.
         labels: "flip" turns class y of C into C - 1 - y; "random" draws each label
             anew, all classes alike.
+
+    Example:
+        >>> from fedtailor.federation import WrongLabels
+        >>> wrong = WrongLabels(share=0.2)(federation, seed=0)
+        >>> federation.client(0).train[1][:3], wrong.client(0).train[1][:3]
+        (array([0, 0, 0]...), array([9, 9, 9]...))
     """
 
     share: float = 0.2
@@ -91,6 +102,12 @@ class BackDoor:
         target: the label that the attacker wants.
         size: of the mark: the last `size` rows and columns of an image, or the last
             `size` numbers of another input, at the largest value of all inputs.
+
+    Example:
+        >>> from fedtailor.federation import BackDoor
+        >>> opened = BackDoor(target=3).opened(federation)
+        >>> opened.client(0).test[1][:3]
+        array([3, 3, 3]...)
     """
 
     share: float = 0.2

@@ -32,6 +32,14 @@ class FrozenArrays(Mapping[str, NDArray[Any]]):
 
     Attributes:
         digest: of names, shapes and numbers.
+
+    Example:
+        >>> from fedtailor.models import FrozenArrays
+        >>> arrays = FrozenArrays({"weight": np.zeros((2, 3))})
+        >>> arrays["weight"].shape
+        (2, 3)
+        >>> arrays == FrozenArrays({"weight": np.zeros((2, 3))})
+        True
     """
 
     def __init__(self, arrays: Mapping[str, Any]) -> None:
@@ -141,6 +149,14 @@ def start_file(path: str | Path, digest: str | None) -> FrozenArrays:
 
     Raises:
         ValueError: the file cannot be read, or is another one.
+
+    Example:
+        >>> from fedtailor.models import start_file
+        >>> from safetensors.numpy import save_file
+        >>> save_file({"weight": np.zeros((2, 3))}, "base.safetensors")
+        >>> digest = start_file("base.safetensors", None).digest
+        >>> list(start_file("base.safetensors", digest))
+        ['weight']
     """
     arrays = FrozenArrays(arrays_by_path(path))
     if digest not in (None, arrays.digest):

@@ -171,6 +171,13 @@ def frozen(
         ValueError: `start` cannot be read, or (when bound) does not fit the network, or
             `where` is nothing or everything of it. In PyTorch modules,
             `requires_grad_(False)` freezes parameters.
+
+    Example:
+        >>> from fedtailor.models import frozen, mlp
+        >>> mlp(4).bind((8, 8), 10).size
+        310
+        >>> frozen(mlp(4), "not head").bind((8, 8), 10).size
+        50
     """
     check_inner(model, "frozen")
     return Frozen(model, where, seed, given_arrays(start))
@@ -186,6 +193,13 @@ def merged(model: Model, theta: ArrayLike) -> tuple[Model, NDArray[Any]]:
     Returns:
         The model of the whole network, and its vector. Other models are returned as they
         are.
+
+    Example:
+        >>> from fedtailor.models import lora, merged, mlp
+        >>> adapted = lora(mlp(4), rank=2, where="layers.*.weight").bind((8, 8), 10)
+        >>> whole, theta = merged(adapted, np.zeros(adapted.size))
+        >>> adapted.size, whole.size
+        (164, 310)
     """
     architecture = model.architecture
     if not hasattr(architecture, "merged"):

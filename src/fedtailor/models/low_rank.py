@@ -277,6 +277,12 @@ def lora(
 
     Raises:
         ValueError: a setting is out of range, or (when bound) does not fit the network.
+
+    Example:
+        >>> from fedtailor.models import lora, mlp
+        >>> adapted = lora(mlp(4), rank=2, where="layers.*.weight").bind((8, 8), 10)
+        >>> adapted.size
+        164
     """
     check_inner(model, "lora")
     require(

@@ -47,6 +47,13 @@ class Lies(Transform):
     The liars know no bound and no noise: the lie takes the place of what they would have
     sent after clipping. They are those of poisoned data (`fedtailor.federation.liars_among`)
     with the same share and seed. What they train for themselves is not touched.
+
+    Example:
+        >>> from fedtailor.pipelines import Lies
+        >>> lies = Lies("sign-flip", share=0.2)
+        >>> lied = ft.run(
+        ...     ft.FedAvg(), federation, ft.models.logistic(), rounds=2, uplink=lies
+        ... )
     """
 
     name: ClassVar[str] = "lies"

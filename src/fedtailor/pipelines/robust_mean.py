@@ -62,6 +62,19 @@ class RobustMean(Transform):
     Clients weigh alike, as a liar could claim any number of samples. It is for methods
     whose server takes sums only, of clients that start from one model: FedAvg, Ditto and
     all whose clients keep a part, but not those with a model for each cluster.
+
+    Example:
+        >>> from fedtailor.pipelines import Lies, RobustMean
+        >>> uplink = (RobustMean("median"), Lies("huge", share=0.2))
+        >>> safe = ft.run(
+        ...     ft.FedAvg(weights="uniform"),
+        ...     federation,
+        ...     ft.models.logistic(),
+        ...     rounds=2,
+        ...     uplink=uplink,
+        ... )
+        >>> bool(np.abs(safe.personal(federation.names[0]).theta).max() < 10)
+        True
     """
 
     name: ClassVar[str] = "robust-mean"

@@ -11,6 +11,7 @@ from fedtailor.federation import datasets
 from fedtailor.metrics import Metric, find_metric
 from fedtailor.models import mlp
 from fedtailor.models.plain import architecture_of
+from fedtailor.models.registry import _BUILDERS
 from fedtailor.protocol import Algorithm
 
 PACKAGE = '''
@@ -87,7 +88,13 @@ def installed(tmp_path, monkeypatch):
     )
     (metadata / "entry_points.txt").write_text(ENTRY_POINTS)
     monkeypatch.syspath_prepend(tmp_path)
-    registries = (Algorithm.registry, Metric.registry, SCENARIOS, datasets.DATASETS)
+    registries = (
+        Algorithm.registry,
+        Metric.registry,
+        SCENARIOS,
+        datasets.DATASETS,
+        _BUILDERS,
+    )
     before = [dict(registry) for registry in registries]
     yield
     sys.modules.pop("plugged", None)

@@ -32,7 +32,7 @@ def test_the_demo_in_miniature(tmp_path, capsys, monkeypatch):
         for path in (tmp_path / "demo" / "runs").rglob("*.parquet")
     }
     monkeypatch.setattr(
-        module, "draw", lambda runs, directory: []
+        module, "draw_demo", lambda runs, directory: []
     )  # which takes as long as all runs
     assert main(arguments) == 0
     assert {path: path.read_bytes() for path in before} == before

@@ -70,7 +70,7 @@ def transform_names() -> list[str]:
     Example:
         >>> from fedtailor.pipelines import transform_names
         >>> transform_names()
-        ['clip', 'gaussian-noise', 'top-k', 'cast', 'quantize']
+        ['robust-mean', 'clip', 'gaussian-noise', 'lies', 'top-k', 'cast', 'quantize']
     """
     stages = [*get_args(Stage), None]
     return sorted(
@@ -87,8 +87,8 @@ def check_stages(uplink: Pipeline) -> None:
         ValueError: two transforms are in the wrong order, or have the same stage.
 
     Example:
-        >>> from fedtailor.pipelines import Clip, GaussianNoise, check_order
-        >>> check_order((Clip(), GaussianNoise()))
+        >>> from fedtailor.pipelines import Clip, GaussianNoise, check_stages
+        >>> check_stages((Clip(), GaussianNoise()))
     """
     stages = get_args(Stage)
     # Transforms without a stage may be anywhere.

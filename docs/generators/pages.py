@@ -54,6 +54,7 @@ def tidy_docstring(app, what, name, obj, options, lines: list[str]) -> None:
     Formulas, which docstrings indent, and pictures of text become literal blocks. The
     characters * and | of formulas in prose mean nothing else.
     """
+    _list_fields(lines)
     text = "\n".join(lines)
     head, sections = text, ""
     for number, line in enumerate(lines):
@@ -79,6 +80,18 @@ def tidy_docstring(app, what, name, obj, options, lines: list[str]) -> None:
     example = sections.partition("Example:\n")
     sections = _plain(example[0]) + "".join(example[1:])
     lines[:] = ("\n\n".join(shown) + ("\n" if sections else "") + sections).split("\n")
+
+
+def _list_fields(lines: list[str]) -> None:
+    """Makes a list of what `help` says of a class's fields, in place: wrapped lines under
+    the heading would not be reStructuredText."""
+    heading = "Hyper-parameters:"
+    if heading not in lines:
+        return
+    start = lines.index(heading) + 1
+    # A line that goes on is indented further than the first one.
+    entries = "\n".join(lines[start:]).replace("\n        ", " ").split("\n")
+    lines[start:] = ["", *(f"* {entry.strip()}" for entry in entries if entry), ""]
 
 
 def _plain(text: str) -> str:

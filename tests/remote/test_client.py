@@ -43,7 +43,8 @@ class Kits(Clients):
     privacy = NOISE
 
     def set_rounds(self, rounds):
-        self.path.write_text((JOB + self.privacy).format(rounds=rounds))
+        text = (JOB + self.privacy).format(rounds=rounds, **self.settings)
+        self.path.write_text(text)
         self.job = read_job(self.path)
 
     def kit(self, name):

@@ -49,7 +49,7 @@ class Node:
 
     def __init__(self, directory, policy, job=JOB):
         clients = Clients(directory)
-        clients.path.write_text(job.format(rounds=4))
+        clients.path.write_text(job.format(rounds=4, **clients.settings))
         federation = directory / "federation"
         make_federation(federation, ("a", "b", "c"), job=clients.path)
         self.directory = federation / "kits" / "a"

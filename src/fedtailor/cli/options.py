@@ -61,11 +61,8 @@ def parse(target: Callable[..., T], arguments: list[str], program: str) -> T:
             f"{name} is given twice; give it once, with all its values after it",
         )
         given.add(name)
-    for cls in _dataclasses(target):
-        # The fields are options of their own, and need not stand in the text above them,
-        # too. Set for every command line: tyro keeps the texts that it has read.
-        cls.__doc__ = doc_without_fields(cls)
-        if {"-h", "--help"} & {*arguments}:
+    if {"-h", "--help"} & {*arguments}:
+        for cls in _dataclasses(target):
             _add_help(cls)
     # Fields without a text form (functions, arrays) are not options.
     config = (tyro.conf.SuppressFixed,)
@@ -88,6 +85,8 @@ def _add_help(cls: type) -> None:
     If tyro read the docstrings itself, it would keep the line breaks of the source.
     """
     docs = field_docs(cls)
+    # The fields are options of their own, and need not stand in the text above them, too.
+    cls.__doc__ = doc_without_fields(cls)
     for field in fields(cls):
         if field.name in docs:
             help_text = {"help": docs[field.name]}

@@ -1,48 +1,42 @@
 """Networks of which a part is frozen: only the rest is theta."""
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Set
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Shaped
+from jaxtyping import Array
 from numpy.typing import ArrayLike, NDArray
 
 from fedtailor.models.architecture import Architecture, InPrecision, Network
 from fedtailor.models.frozen_arrays import FrozenArrays, arrays_by_path
 from fedtailor.models.model import Model
 from fedtailor.models.parameter_layout import layout_of, part_finder_of
-from fedtailor.models.part_finder import LayerInfo
 from fedtailor.models.precision import DType, Precision
 from fedtailor.models.tree_paths import path_of
+from fedtailor.models.wrapper import Wrapper
 from fedtailor.protocol import require
 from fedtailor.tasks import LossFunction, cross_entropy
 
 
 @dataclass(frozen=True)
-class Frozen(Architecture):
-    """The architecture of `frozen`. Its network is that of `inner` with None in the place
-    of the frozen arrays.
+class PartlyFrozen(Wrapper):
+    """What networks with frozen arrays have in common.
 
     Attributes:
-        inner: the whole network.
-        where: which of its arrays are frozen (`Model.part`).
+        where: which arrays of `inner` are frozen, or have adapters (`Model.part`).
         seed: of frozen arrays that were not given.
         given: arrays to start from, by path.
         arrays: the frozen arrays by path; None before it is bound to a shape.
     """
 
-    inner: Architecture
     where: str
-    seed: int = 0
-    given: FrozenArrays | None = None
-    arrays: FrozenArrays | None = None
-
-    @property
-    def micro_batch(self) -> int | None:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.inner.micro_batch
+    seed: int = field(default=0, kw_only=True)
+    given: FrozenArrays | None = field(default=None, kw_only=True)
+    arrays: FrozenArrays | None = field(default=None, kw_only=True)
 
     @property
     def frozen(self) -> FrozenArrays | None:
@@ -59,90 +53,52 @@ class Frozen(Architecture):
         loss: LossFunction = cross_entropy,
         dtype: DType | Precision = "float32",
     ) -> Model:
-        bound = self
         whole = self.inner.bind(input_shape, outputs, loss, dtype)
         if self.arrays is None:
-            paths = frozen_paths(whole, self.where)
-            arrays = start_of(whole, self.given, self.seed)
-            kept = FrozenArrays({path: arrays[path] for path in paths})
-            bound = replace(self, arrays=kept, given=rest_of(self.given, kept))
+            bound = self.with_arrays(whole)
         else:
-            check_shapes(whole, self.arrays)
+            check_shapes(whole, self.arrays_of_inner())
+            bound = self
         return Model(bound, tuple(input_shape), outputs, loss, dtype)
 
-    def build(self, input_shape: tuple[int, ...], outputs: int, key: Array) -> Network:
-        network = self.inner.build(input_shape, outputs, key)
-        return without(with_start(network, self.given), self._arrays)
+    @abstractmethod
+    def with_arrays(self, whole: Model) -> Self:
+        """The architecture with the frozen arrays of a model of `inner`."""
 
-    def apply(
-        self, network: Network, x: Shaped[Array, "b ..."], key: Array | None
-    ) -> Float[Array, "b ..."]:
-        return self.inner.apply(self._whole(network), x, key)
-
-    def is_stochastic(self, network: Network) -> bool:
-        return self.inner.is_stochastic(self._whole_shapes(network))
-
-    def statistics(self, network: Network) -> tuple[str, ...]:
-        return self.inner.statistics(self._whole_shapes(network))
-
-    def train(
-        self,
-        network: Network,
-        x: Shaped[Array, "b ..."],
-        key: Array | None,
-        weight: Float[Array, " b"],
-    ) -> tuple[Float[Array, "b ..."], Network]:
-        outputs, whole = self.inner.train(self._whole(network), x, key, weight)
-        return outputs, without(whole, self._arrays)
-
-    def layer_info(self, network: Network, input_shape: tuple[int, ...]) -> LayerInfo:
-        return self.inner.layer_info(self._whole_shapes(network), input_shape)
-
-    def features(
-        self,
-        network: Network,
-        layer_info: LayerInfo,
-        x: Shaped[Array, "b ..."],
-        key: Array | None,
-    ) -> Float[Array, "b ..."]:
-        return self.inner.features(self._whole(network), layer_info, x, key)
-
-    def train_features(
-        self,
-        network: Network,
-        layer_info: LayerInfo,
-        x: Shaped[Array, "b ..."],
-        key: Array | None,
-        weight: Float[Array, " b"],
-    ) -> Float[Array, "b ..."]:
-        whole = self._whole(network)
-        return self.inner.train_features(whole, layer_info, x, key, weight)
-
-    def head_outputs(
-        self,
-        network: Network,
-        layer_info: LayerInfo,
-        features: Float[Array, "b ..."],
-        input_shape: tuple[int, ...],
-    ) -> Float[Array, "b ..."]:
-        return self.inner.head_outputs(
-            self._whole(network), layer_info, features, input_shape
-        )
-
-    def merged(self, network: Network) -> Network:
-        """The network of `inner`, with the frozen arrays in it."""
-        return self._whole(network)
+    def arrays_of_inner(self) -> Mapping[str, NDArray[Any]]:
+        """The frozen arrays that are those of `inner`."""
+        return self._arrays
 
     @property
     def _arrays(self) -> FrozenArrays:
         assert self.arrays is not None, "it is bound to a shape before it is used"
         return self.arrays
 
-    def _whole(self, network: Network) -> Network:
+
+@dataclass(frozen=True)
+class Frozen(PartlyFrozen):
+    """The architecture of `frozen`. Its network is that of `inner` with None in the place
+    of the frozen arrays.
+    """
+
+    def with_arrays(self, whole: Model) -> Self:
+        paths = frozen_paths(whole, self.where)
+        arrays = start_of(whole, self.given, self.seed)
+        kept = FrozenArrays({path: arrays[path] for path in paths})
+        return replace(self, arrays=kept, given=rest_of(self.given, kept))
+
+    def build(self, input_shape: tuple[int, ...], outputs: int, key: Array) -> Network:
+        network = self.inner.build(input_shape, outputs, key)
+        return without(with_start(network, self.given), self._arrays)
+
+    def inner_network(self, network: Network) -> Network:
         return filled(network, self._arrays.present())
 
-    def _whole_shapes(self, network: Network) -> Network:
+    def inner_shapes(self, network: Network) -> Network:
         return filled(network, self._arrays.shapes())
+
+    def with_inner(self, network: Network, inner: Network) -> Network:
+        return without(inner, self._arrays)
 
 
 def frozen(
@@ -180,7 +136,7 @@ def frozen(
         50
     """
     check_inner(model, "frozen")
-    return Frozen(model, where, seed, given_arrays(start))
+    return Frozen(model, where, seed=seed, given=given_arrays(start))
 
 
 def merged(model: Model, theta: ArrayLike) -> tuple[Model, NDArray[Any]]:
@@ -202,13 +158,12 @@ def merged(model: Model, theta: ArrayLike) -> tuple[Model, NDArray[Any]]:
         (164, 310)
     """
     architecture = model.architecture
-    if not hasattr(architecture, "merged"):
+    if not isinstance(architecture, PartlyFrozen):
         return model, np.asarray(theta)
-    inner: Any = architecture
     whole = Model(
-        inner.inner, model.input_shape, model.outputs, model.loss, model.dtype
+        architecture.inner, model.input_shape, model.outputs, model.loss, model.dtype
     )
-    network = inner.merged(model.network(jnp.asarray(theta)))
+    network = architecture.inner_network(model.network(jnp.asarray(theta)))
     layout = layout_of(whole)
     leaves = {
         path_of(path): leaf
@@ -245,7 +200,7 @@ def check_inner(model: object, name: str) -> None:
         " gives",
     )
     require(
-        not hasattr(model, "merged"),
+        not isinstance(model, PartlyFrozen),
         f"{name} takes the whole network, and this one has frozen arrays already; give"
         " one pattern for all of them",
     )

@@ -1,19 +1,21 @@
 """Low-rank adapters (LoRA) beside frozen weights."""
 
 import math
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Shaped
+from jaxtyping import Array, Float
+from numpy.typing import NDArray
 
 from fedtailor.models.architecture import Architecture, Network
 from fedtailor.models.frozen_arrays import FrozenArrays
 from fedtailor.models.frozen_network import (
+    PartlyFrozen,
     check_inner,
-    check_shapes,
     filled,
     frozen_paths,
     given_arrays,
@@ -26,103 +28,70 @@ from fedtailor.models.frozen_network import (
 from fedtailor.models.layers import Conv, ConvPool, Dense
 from fedtailor.models.model import Model
 from fedtailor.models.parameter_layout import layout_of, part_finder_of
-from fedtailor.models.part_finder import LayerInfo
-from fedtailor.models.precision import DType, Precision
 from fedtailor.models.tree_paths import path_of, paths_of
 from fedtailor.protocol import require
-from fedtailor.tasks import LossFunction, cross_entropy
 
 BASE, ADAPTERS = "base", "adapters"
 A, B = "lora_a", "lora_b"
 
 
 @dataclass(frozen=True)
-class Lora(Architecture):
+class Lora(PartlyFrozen):
     """The architecture of `lora`.
 
     Its network is {"base": the trained rest of `inner`, "adapters": {path: {"lora_a": A,
     "lora_b": B}}}, with dots in paths replaced by "/".
 
     Attributes:
-        inner: the whole network without adapters.
-        where: which of its weights have adapters.
         rank: r, the largest one; a weight with fewer rows or columns has as many.
         alpha: adapters are multiplied by alpha / r.
         train_whole: the part of `inner` that is trained as a whole.
         freeze_a: whether A is frozen, too.
-        seed: of frozen arrays that were not given.
-        given: arrays to start from, by path.
-        arrays: the frozen arrays by path; None before it is bound to a shape.
         adapted: (path, inputs, outputs, whether outputs are the last axis) of each weight
             with an adapter; empty before it is bound.
     """
 
-    inner: Architecture
-    where: str
     rank: int
     alpha: float
     train_whole: str = "nothing"
     freeze_a: bool = False
-    seed: int = 0
-    given: FrozenArrays | None = None
-    arrays: FrozenArrays | None = None
-    adapted: tuple[tuple[str, int, int, bool], ...] = ()
+    adapted: tuple[tuple[str, int, int, bool], ...] = field(default=(), kw_only=True)
 
-    @property
-    def micro_batch(self) -> int | None:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.inner.micro_batch
+    place: ClassVar[str] = f"{BASE}."
 
-    @property
-    def frozen(self) -> FrozenArrays | None:
-        return self.arrays
+    def with_arrays(self, whole: Model) -> Self:
+        adapted = _adapted(whole, self.where)
+        arrays = start_of(whole, self.given, self.seed)
+        trained = part_finder_of(whole).paths_of(self.train_whole)
+        both = [path for path, *_ in adapted if path in trained]
+        require(
+            not both,
+            f"{both[0] if both else ''} is trained as a whole and has an adapter;"
+            " change where or train",
+        )
+        statistics = layout_of(whole).statistics
+        kept = {
+            path: array
+            for path, array in arrays.items()
+            if path not in trained and path not in statistics
+        }
+        if self.freeze_a:
+            key = jax.random.key(self.seed)
+            for index, (path, fan_in, fan_out, _) in enumerate(adapted):
+                normal = _normal(key, index, min(self.rank, fan_in, fan_out), fan_in)
+                # NumPy divides alike in every program.
+                scale = np.float32(math.sqrt(fan_in))
+                kept[f"{path}.{A}"] = np.asarray(normal) / scale
+        frozen = FrozenArrays(kept)
+        given = rest_of(self.given, frozen)
+        return replace(self, arrays=frozen, adapted=adapted, given=given)
 
-    @property
-    def held(self) -> tuple[FrozenArrays, ...]:
-        return tuple(each for each in (self.arrays, self.given) if each is not None)
-
-    def bind(
-        self,
-        input_shape: tuple[int, ...],
-        outputs: int,
-        loss: LossFunction = cross_entropy,
-        dtype: DType | Precision = "float32",
-    ) -> Model:
-        bound = self
-        whole = self.inner.bind(input_shape, outputs, loss, dtype)
-        if self.arrays is not None:
-            base = {
-                path: array
-                for path, array in self.arrays.items()
-                if not path.endswith(f".{A}")
-            }
-            check_shapes(whole, base)
-        else:
-            adapted = _adapted(whole, self.where)
-            arrays = start_of(whole, self.given, self.seed)
-            finder = part_finder_of(whole)
-            trained = finder.paths_of(self.train_whole)
-            both = [path for path, *_ in adapted if path in trained]
-            require(
-                not both,
-                f"{both[0] if both else ''} is trained as a whole and has an adapter;"
-                " change where or train",
-            )
-            statistics = layout_of(whole).statistics
-            kept = {
-                path: array
-                for path, array in arrays.items()
-                if path not in trained and path not in statistics
-            }
-            if self.freeze_a:
-                kept |= _first_factors(adapted, self.rank, self.seed)
-            frozen = FrozenArrays(kept)
-            bound = replace(
-                self,
-                arrays=frozen,
-                adapted=adapted,
-                given=rest_of(self.given, frozen),
-            )
-        return Model(bound, tuple(input_shape), outputs, loss, dtype)
+    def arrays_of_inner(self) -> Mapping[str, NDArray[Any]]:
+        return {
+            path: array
+            for path, array in self._arrays.items()
+            if not path.endswith(f".{A}")
+        }
 
     def build(self, input_shape: tuple[int, ...], outputs: int, key: Array) -> Network:
         network = self.inner.build(input_shape, outputs, key)
@@ -131,14 +100,12 @@ class Lora(Architecture):
             rank = min(self.rank, fan_in, fan_out)
             adapter = {B: jnp.zeros((fan_out, rank), jnp.float32)}
             if not self.freeze_a:
-                own_key = jax.random.fold_in(key, index)
-                normal = jax.random.normal(own_key, (rank, fan_in), jnp.float32)
-                adapter[A] = normal / math.sqrt(fan_in)
+                adapter[A] = _normal(key, index, rank, fan_in) / math.sqrt(fan_in)
             adapters[path.replace(".", "/")] = adapter
         base = without(with_start(network, self.given), self._arrays)
         return {BASE: base, ADAPTERS: adapters}
 
-    def merged(self, network: Network) -> Network:
+    def inner_network(self, network: Network) -> Network:
         """The network of `inner`, with W + alpha / r B A in the place of W."""
         present = self._arrays.present()
         base = filled(network[BASE], present)
@@ -164,76 +131,11 @@ class Lora(Architecture):
 
         return map_paths(base, add)
 
-    def apply(
-        self, network: Network, x: Shaped[Array, "b ..."], key: Array | None
-    ) -> Float[Array, "b ..."]:
-        return self.inner.apply(self.merged(network), x, key)
-
-    def is_stochastic(self, network: Network) -> bool:
-        return self.inner.is_stochastic(self._whole_shapes(network))
-
-    def statistics(self, network: Network) -> tuple[str, ...]:
-        inner = self.inner.statistics(self._whole_shapes(network))
-        return tuple(f"{BASE}.{path}" for path in inner)
-
-    def train(
-        self,
-        network: Network,
-        x: Shaped[Array, "b ..."],
-        key: Array | None,
-        weight: Float[Array, " b"],
-    ) -> tuple[Float[Array, "b ..."], Network]:
-        outputs, whole = self.inner.train(self.merged(network), x, key, weight)
-        return outputs, {**network, BASE: without(whole, self._arrays)}
-
-    def layer_info(self, network: Network, input_shape: tuple[int, ...]) -> LayerInfo:
-        info = self.inner.layer_info(self._whole_shapes(network), input_shape)
-        return replace(
-            info,
-            head=None if info.head is None else f"{BASE}.{info.head}",
-            norms=tuple(f"{BASE}.{path}" for path in info.norms),
-            order=tuple(f"{BASE}.{path}" for path in info.order),
-        )
-
-    def features(
-        self,
-        network: Network,
-        layer_info: LayerInfo,
-        x: Shaped[Array, "b ..."],
-        key: Array | None,
-    ) -> Float[Array, "b ..."]:
-        return self.inner.features(self.merged(network), _inner(layer_info), x, key)
-
-    def train_features(
-        self,
-        network: Network,
-        layer_info: LayerInfo,
-        x: Shaped[Array, "b ..."],
-        key: Array | None,
-        weight: Float[Array, " b"],
-    ) -> Float[Array, "b ..."]:
-        return self.inner.train_features(
-            self.merged(network), _inner(layer_info), x, key, weight
-        )
-
-    def head_outputs(
-        self,
-        network: Network,
-        layer_info: LayerInfo,
-        features: Float[Array, "b ..."],
-        input_shape: tuple[int, ...],
-    ) -> Float[Array, "b ..."]:
-        return self.inner.head_outputs(
-            self.merged(network), _inner(layer_info), features, input_shape
-        )
-
-    @property
-    def _arrays(self) -> FrozenArrays:
-        assert self.arrays is not None, "it is bound to a shape before it is used"
-        return self.arrays
-
-    def _whole_shapes(self, network: Network) -> Network:
+    def inner_shapes(self, network: Network) -> Network:
         return filled(network[BASE], self._arrays.shapes())
+
+    def with_inner(self, network: Network, inner: Network) -> Network:
+        return {**network, BASE: without(inner, self._arrays)}
 
 
 def lora(
@@ -290,7 +192,16 @@ def lora(
     )
     scale = float(rank if alpha is None else alpha)
     require(scale > 0, f"alpha is {alpha}; it must be above 0")
-    return Lora(model, where, rank, scale, train, freeze_a, seed, given_arrays(start))
+    return Lora(
+        model,
+        where,
+        rank,
+        scale,
+        train,
+        freeze_a,
+        seed=seed,
+        given=given_arrays(start),
+    )
 
 
 def _adapted(whole: Model, where: str) -> tuple[tuple[str, int, int, bool], ...]:
@@ -350,26 +261,7 @@ def _leaves_only(network: Network) -> Any:
     return jax.tree.map(lambda leaf: leaf if hasattr(leaf, "dtype") else None, network)
 
 
-def _first_factors(
-    adapted: tuple[tuple[str, int, int, bool], ...], rank: int, seed: int
-) -> dict[str, np.ndarray]:
-    """The frozen A of every adapter, by path."""
-    factors = {}
-    for index, (path, fan_in, fan_out, _) in enumerate(adapted):
-        key = jax.random.fold_in(jax.random.key(seed), index)
-        shape = (min(rank, fan_in, fan_out), fan_in)
-        normal = jax.random.normal(key, shape, jnp.float32)
-        factors[f"{path}.{A}"] = np.asarray(normal) / np.float32(math.sqrt(fan_in))
-    return factors
-
-
-def _inner(info: LayerInfo) -> LayerInfo:
-    def inner(path: str) -> str:
-        return path.removeprefix(f"{BASE}.")
-
-    return replace(
-        info,
-        head=None if info.head is None else inner(info.head),
-        norms=tuple(map(inner, info.norms)),
-        order=tuple(map(inner, info.order)),
-    )
+def _normal(key: Array, index: int, rank: int, fan_in: int) -> Float[Array, "r i"]:
+    """The random numbers from which the A of the index-th adapter starts."""
+    own_key = jax.random.fold_in(key, index)
+    return jax.random.normal(own_key, (rank, fan_in), jnp.float32)

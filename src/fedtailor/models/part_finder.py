@@ -2,9 +2,9 @@
 
 import fnmatch
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from fedtailor.models.parts import NOT, Part
@@ -66,6 +66,15 @@ class LayerInfo:
     norms: tuple[str, ...] = ()
     order: tuple[str, ...] = ()
     input_dtype: str = "float32"
+
+    def renamed(self, name: Callable[[str], str]) -> "LayerInfo":
+        """The same layers, each with the path that a function gives to it."""
+        return replace(
+            self,
+            head=None if self.head is None else name(self.head),
+            norms=tuple(map(name, self.norms)),
+            order=tuple(map(name, self.order)),
+        )
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import numpy as np
 import polars as pl
 import pytest
 
+from experiments.comparisons import FILE
 from fedtailor import __version__
 from fedtailor._files import file_digest
 from fedtailor.algorithms import FedProx
@@ -19,18 +20,6 @@ from fedtailor.experiments.experiment import load_experiment
 from fedtailor.storage import DirectoryLock, Interrupted, Unusable
 from fedtailor.storage.digests import with_digest
 from fedtailor.storage.run_files import MANIFEST, METRICS, SUMMARY
-
-FILE = """title = "A comparison"
-seeds = [0, 1]
-rounds = 2
-evaluate_every = 1
-scenarios.rotated = {use = "digits-rotated", val = 0.25}
-[algorithms.Local]
-use = "local"
-[algorithms.FedAvg]
-use = "fedavg"
-grid.sgd.lr = [0.001, 0.1, 1e30]
-"""
 
 
 @pytest.fixture(scope="module")

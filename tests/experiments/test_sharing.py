@@ -10,24 +10,13 @@ import time
 import polars as pl
 import pytest
 
+from experiments.comparisons import FILE
 from fedtailor.executors import Settings
 from fedtailor.experiments.compare import Comparison
 from fedtailor.experiments.experiment import load_experiment
 from fedtailor.experiments.sharing import Shard, do_all
 from fedtailor.storage import InUse
 from fedtailor.storage.run_files import METRICS
-
-FILE = """title = "A comparison"
-seeds = [0, 1]
-rounds = 2
-evaluate_every = 1
-scenarios.rotated = {use = "digits-rotated", val = 0.25}
-[algorithms.Local]
-use = "local"
-[algorithms.FedAvg]
-use = "fedavg"
-grid.sgd.lr = [0.001, 0.1, 1e30]
-"""
 
 
 @pytest.mark.parametrize("text", ["", "1", "0/2", "3/2", "1/0", "a/2", "1/2/3", "-1/2"])

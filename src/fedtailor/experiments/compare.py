@@ -273,11 +273,7 @@ class Comparison:
         """
         seeds = self.experiment.file.seeds
         for scenario in self.experiment.scenarios:
-            methods = [
-                method
-                for method in self.experiment.methods
-                if method.scenario is scenario
-            ]
+            methods = self.experiment.methods_of(scenario)
             for method in methods:
                 # The last candidate that is done is followed by the choice.
                 done: list[Candidate] = []
@@ -328,11 +324,7 @@ class Comparison:
         """Choose settings on the first seed, and train them on all seeds."""
         seeds = self.experiment.file.seeds
         for scenario in self.experiment.scenarios:
-            methods = [
-                method
-                for method in self.experiment.methods
-                if method.scenario is scenario
-            ]
+            methods = self.experiment.methods_of(scenario)
             if self.budget:
                 chosen = self._halve(methods, seeds[0])
             else:

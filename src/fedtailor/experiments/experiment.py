@@ -213,6 +213,10 @@ class Experiment:
         """Labels of the rows, in the order of the file."""
         return list(dict.fromkeys(method.label for method in self.methods))
 
+    def methods_of(self, scenario: ComparedScenario) -> list[ComparedMethod]:
+        """The methods of one of the scenarios."""
+        return [method for method in self.methods if method.scenario is scenario]
+
     @property
     def runs(self) -> int:
         """Number of runs, including those of the grids."""

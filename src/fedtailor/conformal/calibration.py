@@ -122,8 +122,7 @@ class Calibration:
         known = self.clients.get(client, ClientCalibration(()))
         rows = len(known.scores)
         if rows >= OWN_ROWS and conformal_rank(rows, coverage) <= rows:
-            value = quantile_of_scores(known.scores, coverage)
-            return Threshold(self._bounded(value), "own", rows)
+            return self.own_threshold(client, coverage)
         pools: list[tuple[ThresholdSource, NDArray[np.int64]]] = [("all", self.counts)]
         if known.group is not None and known.group in self.group_counts:
             pools.insert(0, ("group", self.group_counts[known.group]))
@@ -134,6 +133,16 @@ class Calibration:
                 value = self.scale * quantile_of_counts(counts, coverage)
                 return Threshold(self._bounded(value), source, total)
         raise AssertionError("the pool of all clients is the last one")
+
+    def own_threshold(self, client: str, coverage: float) -> Threshold:
+        """The threshold from a client's own rows, however few they are.
+
+        Raises:
+            ValueError: the coverage is not between 0 and 1.
+        """
+        scores = self.clients[client].scores
+        value = quantile_of_scores(scores, coverage)
+        return Threshold(self._bounded(value), "own", len(scores))
 
     def _bounded(self, value: float) -> float:
         """No score of a class is above 1."""

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtailor.federation.checks import check_seed
-from fedtailor.federation.federation import Federation
+from fedtailor.federation.federation import Federation, Ragged
 from fedtailor.protocol import draw_bits, require, server_rng
 
 
@@ -147,7 +147,8 @@ class BackDoor:
         test = federation.test.where(was_other)
         x, y = federation.x[test.rows], federation.y[test.rows]
         marked = self.marked(x, federation.x.max())
-        return _appended(federation, "test", test, marked, np.full_like(y, self.target))
+        wanted, all_rows = np.full_like(y, self.target), np.ones(len(y), np.bool_)
+        return _replaced(federation, "test", test, all_rows, marked, wanted)
 
     def marked(self, x: NDArray[Any], value: Any) -> NDArray[Any]:
         """Inputs [n, ...] with the mark, in the unit of the federation's pool.
@@ -198,29 +199,35 @@ def _poisoned(
     old = federation.train.rows[is_poisoned]
     x, y = poison(federation.x[old], federation.y[old])
     # Other clients may use the same examples, so that the liars get their own copies.
-    rows = federation.train.rows.astype(np.int64)
-    rows[is_poisoned] = len(federation.x) + np.arange(len(old))
-    numbers = federation.rows
-    return replace(
-        federation,
-        x=np.concatenate([federation.x, x]),
-        y=np.concatenate([federation.y, y]),
-        train=federation.train.renumber(rows),
-        rows=None if numbers is None else np.concatenate([numbers, numbers[old]]),
-    )
+    return _replaced(federation, "train", federation.train, is_poisoned, x, y)
 
 
-def _appended(
-    federation: Federation, split: str, part: Any, x: NDArray[Any], y: NDArray[Any]
+def _replaced(
+    federation: Federation,
+    split: str,
+    part: Ragged,
+    is_new: NDArray[np.bool_],
+    x: NDArray[Any],
+    y: NDArray[Any],
 ) -> Federation:
-    """The federation with new examples as one of its splits."""
-    rows = len(federation.x) + np.arange(len(x))
+    """The federation with other examples in one of its splits.
+
+    Args:
+        federation: the federation, which is not modified.
+        split: the name of the split.
+        part: what the split will have.
+        is_new: which examples of it are other ones.
+        x, y: these, which are appended to the pool.
+    """
+    old = part.rows[is_new]
+    rows = part.rows.astype(np.int64)
+    rows[is_new] = len(federation.x) + np.arange(len(old))
     numbers = federation.rows
     new: dict[str, Any] = {split: part.renumber(rows)}
     return replace(
         federation,
         x=np.concatenate([federation.x, x]),
         y=np.concatenate([federation.y, y]),
-        rows=None if numbers is None else np.concatenate([numbers, numbers[part.rows]]),
+        rows=None if numbers is None else np.concatenate([numbers, numbers[old]]),
         **new,
     )

@@ -587,11 +587,7 @@ def _threshold(path: Path, name: str, coverage: float) -> float:
     Raises:
         ValueError: the client had no validation rows, or the coverage is none.
     """
-    from fedtailor.conformal import (
-        conformal_rank,
-        quantile_of_scores,
-        require_coverage,
-    )
+    from fedtailor.conformal import conformal_rank, require_coverage
     from fedtailor.storage.calibration_file import CALIBRATION, read_calibration
 
     require_coverage(coverage)
@@ -600,15 +596,13 @@ def _threshold(path: Path, name: str, coverage: float) -> float:
         "sets and intervals are from this client's validation rows, of classes or one"
         " number; the job has none, or an older version trained the model",
     )
-    calibration = read_calibration(path)
-    rows = len(calibration.clients[name].scores)
+    threshold = read_calibration(path).own_threshold(name, coverage)
+    rows = threshold.rows
     say_status(f"sets and intervals are from {rows} validation rows of {name}")
     if conformal_rank(rows, coverage) > rows:
         share = f"{100 * coverage:g} %"
         say_status(f"these are too few for {share}: everything is taken in")
-    scores = calibration.clients[name].scores
-    value = quantile_of_scores(scores, coverage)
-    return min(value, 1.0) if calibration.kind == "classes" else value
+    return threshold.value
 
 
 def predictions_of(

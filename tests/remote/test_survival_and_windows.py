@@ -321,7 +321,7 @@ def test_sums_of_windows_are_of_the_rows_that_train(tmp_path):
     clients = Clients(tmp_path, WINDOWS.format(preprocessing="federated"), recording)
     schema = clients.job.schema
     table = read_table(clients.files["a"], schema)
-    examples = example_rows_of(table.y, table.times, schema, 0, "a")
+    examples = example_rows_of(table, schema, 0, "a")
     train, windows = examples.training_rows, len(examples.split["train"])
     assert len(set(train.tolist())) == len(train) < windows * 8
     own = table.statistics(train)

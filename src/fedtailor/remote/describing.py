@@ -467,7 +467,7 @@ def preview(job: Job, name: str, data: Path, question: Question | None = None) -
         ValueError: the file does not fit the job, or has too few rows.
     """
     table = read_table(data, job.schema)
-    examples = example_rows_of(table.y, table.times, job.schema, job.spec.seed, name)
+    examples = example_rows_of(table, job.schema, job.spec.seed, name)
     train = examples.training_rows
     require(
         len(train) >= MIN_ROWS,

@@ -16,7 +16,12 @@ from fedtailor.federation import SPLITS, Federation, Ragged
 from fedtailor.federation.splits import draw_splits
 from fedtailor.protocol import require
 from fedtailor.remote.job import Job, Schema
-from fedtailor.remote.statistics import Statistics, add_statistics, read_table
+from fedtailor.remote.statistics import (
+    ClientTable,
+    Statistics,
+    add_statistics,
+    read_table,
+)
 from fedtailor.remote.table import ClientExamples, no_targets, read_rows, split_options
 from fedtailor.tables.problems import Problems
 from fedtailor.tables.splitting import Rows, split_rows
@@ -61,9 +66,7 @@ def federation_from_rows(
     splits: dict[str, list[NDArray[np.int64]]] = {split: [] for split in SPLITS}
     first, x, y = 0, [], []  # index of the client's first example among all
     for name, client_rows in rows.items():
-        examples = example_rows_of(
-            client_rows.y, client_rows.times, job.schema, job.spec.seed, name
-        )
+        examples = example_rows_of(client_rows, job.schema, job.spec.seed, name)
         x.append(client_rows.x[examples.rows])
         y.append(client_rows.y[_last_rows(examples.rows)])
         for split in SPLITS:
@@ -129,9 +132,7 @@ def read_all(
     tables = {name: read_table(path, schema) for name, path in files.items()}
     # Add statistics in the coordinator's order, as floating-point sums depend on it.
     train = {
-        name: example_rows_of(
-            tables[name].y, tables[name].times, schema, job.spec.seed, name
-        ).training_rows
+        name: example_rows_of(tables[name], schema, job.spec.seed, name).training_rows
         for name in sorted(tables)
     }
     statistics = add_statistics(
@@ -171,17 +172,12 @@ def template_of(job: Job, statistics: Statistics | None = None) -> Federation:
 
 
 def example_rows_of(
-    y: NDArray[np.generic],
-    times: NDArray[np.float64] | None,
-    schema: Schema,
-    seed: int,
-    name: str,
+    table: ClientExamples | ClientTable, schema: Schema, seed: int, name: str
 ) -> ExampleRows:
     """Divide a client's rows into examples of each split.
 
     Args:
-        y: the client's targets.
-        times: what orders the rows of windows; None without windows.
+        table: the client's rows, before or after preprocessing.
         schema: columns of the job.
         seed: seed of the job.
         name: name of the client.
@@ -189,6 +185,7 @@ def example_rows_of(
     Raises:
         ValueError: no window of rows trains.
     """
+    y, times = table.y, table.times
     split = split_client_rows(y, schema, seed, name, times)
     windowing = schema.windowing
     if windowing is None:

@@ -15,7 +15,11 @@ from fedtailor.remote.account import DESCRIBE, ClientAccount
 from fedtailor.remote.agreement import check_column_sums, check_inputs, check_scale
 from fedtailor.remote.client_store import ClientStore
 from fedtailor.remote.describing import Describer
-from fedtailor.remote.examples import example_rows_of, federation_from_rows
+from fedtailor.remote.examples import (
+    ExampleRows,
+    example_rows_of,
+    federation_from_rows,
+)
 from fedtailor.remote.job import Job
 from fedtailor.remote.messages import Request
 from fedtailor.remote.origin import OwnOrigin
@@ -105,19 +109,15 @@ class JobHandler:
         if not job.schema.federated:
             rows = read_rows(data, job.schema)
             content = [np.asarray(rows.x).tobytes(), np.asarray(rows.y).tobytes()]
-            self._examples = example_rows_of(
-                rows.y, rows.times, job.schema, job.spec.seed, name
-            )
             times = rows.times
+            self._examples = self._examples_of(rows)
             self._begin(rows)
         else:
             self._table = read_table(data, job.schema)
             cells = self._table.frame.write_csv().encode()
             content = [cells, np.asarray(self._table.y).tobytes()]
             times = self._table.times
-            self._examples = example_rows_of(
-                self._table.y, times, job.schema, job.spec.seed, name
-            )
+            self._examples = self._examples_of(self._table)
             self._sent = Statistics.load(store.directory, job.schema, OWN_FILE)
             # A client that is restarted continues with the same preprocessing.
             self._taken = Statistics.load(store.directory, job.schema)
@@ -187,11 +187,10 @@ class JobHandler:
 
     def _has_same_examples(self, table: ClientTable) -> bool:
         """Whether a table is divided as the client's was when it was started."""
-        job = self._job
-        found = example_rows_of(
-            table.y, table.times, job.schema, job.spec.seed, self._name
-        )
-        return np.array_equal(found.rows, self._examples.rows)
+        return np.array_equal(self._examples_of(table).rows, self._examples.rows)
+
+    def _examples_of(self, table: ClientExamples | ClientTable) -> ExampleRows:
+        return example_rows_of(table, self._job.schema, self._job.spec.seed, self._name)
 
     def common_vectors(self) -> list[np.ndarray]:
         """Vectors that all machines can compute (`Plan.common_vectors`)."""

@@ -95,6 +95,27 @@ class BoostedModel:
         return log_softmax(raw, axis=1)
 
 
+@dataclass(frozen=True)
+class OwnTrees:
+    """Which trees a client chose.
+
+    Attributes:
+        rounds: rounds of trees of its own; 0 = it takes the shared ones.
+        after_shared: whether they follow the shared trees, or stand alone.
+    """
+
+    rounds: int = 0
+    after_shared: bool = True
+
+    @staticmethod
+    def of(model: BoostedModel, shared: BoostedModel) -> "OwnTrees":
+        """What a client chose, whose model `boost_alone` returned."""
+        follows = len(model.trees) == len(shared.trees) + model.own
+        return OwnTrees(
+            model.own, follows and np.array_equal(model.baseline, shared.baseline)
+        )
+
+
 def sum_over(clients: Sequence[BoostingRows]) -> Ask:
     """Asks clients of this process one after another."""
 
@@ -215,6 +236,32 @@ def boost_alone(
             kept = len(start.trees) + number
             best, least = replace(found, trees=found.trees[:kept], own=number), mean
     return best
+
+
+def boost_chosen(
+    rows: BoostingRows, shared: BoostedModel, settings: BoostingSettings, own: OwnTrees
+) -> BoostedModel:
+    """A client's own model of a number of trees that was chosen before, on other rows.
+
+    Args:
+        rows: the client's.
+        shared: the trees of all clients.
+        settings: how trees are grown.
+        own: which trees it chose.
+    """
+    if not own.rounds or not len(rows.y):
+        return replace(shared, own=0)
+    start = shared
+    if not own.after_shared:
+        baseline = _baseline(rows.answer(BoostingRequest("start")), shared.classes)
+        start = replace(shared, trees=(), own=0, baseline=baseline)
+    return boost(
+        rows.answer,
+        rows.x.shape[1],
+        shared.classes,
+        replace(settings, trees=own.rounds, chooses=False),
+        start=start,
+    )
 
 
 def _baseline(totals: NDArray[np.float64], classes: int | None) -> NDArray[np.float64]:

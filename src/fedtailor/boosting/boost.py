@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from scipy.special import log_expit, log_softmax
 
 from fedtailor.boosting.bins import MOST_BINS, Thresholds, agree_on_bins
+from fedtailor.boosting.grid import from_grid, to_grid
 from fedtailor.boosting.rows import BoostingRequest, BoostingRows
 from fedtailor.boosting.tree import GrowSettings, Histogram, NodeSplit, Tree, grow
 from fedtailor.protocol import require
@@ -116,11 +117,19 @@ class OwnTrees:
         )
 
 
-def sum_over(clients: Sequence[BoostingRows]) -> Ask:
-    """Asks clients of this process one after another."""
+def sum_over(clients: Sequence[BoostingRows], *, on_grid: bool = False) -> Ask:
+    """Asks clients of this process one after another.
+
+    Args:
+        clients: the clients.
+        on_grid: whether answers are whole multiples of `grid.STEP`, as behind masks, so
+            that their sums are exact.
+    """
 
     def ask(request: BoostingRequest) -> NDArray[np.float64]:
         answers = [client.answer(request) for client in clients]
+        if on_grid:
+            return from_grid(np.sum([to_grid(it) for it in answers], axis=0))
         return np.sum(answers, axis=0)
 
     return ask

@@ -35,6 +35,8 @@ from fedtailor.remote.account import (
     array_bytes,
     digest_of,
 )
+from fedtailor.remote.boosting_client import BoostingClient
+from fedtailor.remote.boosting_wire import BOOST
 from fedtailor.remote.client_store import ClientStore
 from fedtailor.remote.messages import Request
 from fedtailor.remote.plan import Plan
@@ -69,7 +71,7 @@ PERSONAL = "personal"
 SUMS = "sums.json"
 """File with the weights of the secure sums in which this client has a part."""
 
-TASKS = ("probe", "client", "init_unseen", "personal", "evaluate", *STAGES)
+TASKS = ("probe", "client", "init_unseen", "personal", "evaluate", BOOST, *STAGES)
 
 SERVING = ("init_unseen", "personal", "evaluate")
 """Tasks by which a client makes its personal model, and draws the same numbers."""
@@ -111,6 +113,9 @@ class RoundHandler:
         # The state that `init_unseen` returned, and its (round, phase). It is needed
         # for the next requests only, and not written to disk.
         self._newcomer: tuple[tuple[int, int], Any] = ((-1, -1), None)
+        self._boosting: BoostingClient | None = None
+        if plan.boosting is not None:
+            self._boosting = BoostingClient(plan, federation)
         # By phase, computed once.
         self._initial_states: dict[int, Any] = {}
         self._descriptions: dict[int, dict[str, Any]] = {}
@@ -137,6 +142,8 @@ class RoundHandler:
             assert self._sum_client is not None
             return self._sum_client(request)
         self._account.check(request)
+        if task == BOOST:
+            return self._boost(request)
         algorithm = self._plan.phase(phase)
         answers = self._run(request, algorithm)
         self._record(request, algorithm, answers)
@@ -163,6 +170,18 @@ class RoundHandler:
             arrays |= {f"update/{kind}": array for kind, array in update.items()}
         return arrays
 
+    def _boost(self, request: Request) -> Mapping[str, np.ndarray]:
+        """Take a step of boosting, and hold the answer until its sum is asked for."""
+        assert self._boosting is not None and self._sum_client is not None
+        vector = self._boosting(request)
+        self._account.record(request, without_noise=True)
+        if vector is not None:
+            self._sum_client.hold(request.round, {BOOST: vector}, request.run)
+        model = self._boosting.own
+        if model is not None:
+            self._write_personal(model)
+        return {}
+
     def _check(self, request: Request) -> int:
         """Check that the job allows a request.
 
@@ -177,6 +196,7 @@ class RoundHandler:
         description = dict(request.algorithm)
         description.pop(NEWCOMER, None)
         description.pop(SUM, None)
+        boosts = description.pop(BOOST, None) is not None
         mode = description.pop(MODE, "")
         phases = range(len(plan.algorithm.phases()))
         refuse_unless(
@@ -210,7 +230,24 @@ class RoundHandler:
             Refusal.NOT_IN_JOB,
             "the job does not let clients answer a probe openly",
         )
-        self._check_rounds(request)
+        refuse_unless(
+            task != BOOST or boosts, Refusal.MALFORMED, "it names no step of boosting"
+        )
+        if not boosts:
+            self._check_rounds(request)
+            return phase
+        refuse_unless(
+            self._boosting is not None and task in (BOOST, *STAGES),
+            Refusal.NOT_IN_JOB,
+            "the job does not let clients boost trees",
+        )
+        assert self._boosting is not None
+        refuse_unless(
+            0 <= request.round < self._boosting.most_steps,
+            Refusal.ROUND,
+            f"step {request.round + 1} of boosting is asked for, and this job's trees"
+            f" take {self._boosting.most_steps} at most",
+        )
         return phase
 
     def _description(self, phase: int) -> dict[str, Any]:
@@ -395,21 +432,27 @@ class RoundHandler:
             self._store.save(round, leaves)
 
     def _store_personal(self, predictors: Any) -> None:
-        """Store the client's personal model (leaves [1, ...]), in place of the last.
+        """Store the client's personal model (leaves [1, ...]), in place of the last."""
+        federation = self._executor.federation
+        self._write_personal(
+            PersonalModel(
+                federation.names[0],
+                jax.tree.map(lambda leaf: leaf[0], predictors),
+                self._plan.model,
+                federation.shift,
+                federation.scale,
+            )
+        )
+
+    def _write_personal(self, model: PersonalModel) -> None:
+        """Write the client's personal model, in place of the last.
 
         If the client is killed meanwhile, the coordinator asks for the model again.
         """
-        federation = self._executor.federation
-        model = PersonalModel(
-            federation.names[0],
-            jax.tree.map(lambda leaf: leaf[0], predictors),
-            self._plan.model,
-            federation.shift,
-            federation.scale,
-        )
         with private_folder(self._store.directory, PERSONAL) as folder:
             export_models([model], folder / "new", own_examples=True)
-            calibration = own_calibration(model, federation.client(0).val)
+            val = self._executor.federation.client(0).val
+            calibration = own_calibration(model, val)
             if calibration is not None:
                 write_calibration(calibration, folder / "new")
             directory = self._store.directory / PERSONAL

@@ -60,8 +60,8 @@ class KeptModels:
     """
 
     model: Model
-    vectors: Sequence[NDArray[Any]]
-    shared: NDArray[Any]
+    vectors: Sequence[Any]
+    shared: Any
     chosen: Mapping[str, Any]
 
 

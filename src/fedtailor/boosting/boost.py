@@ -143,6 +143,7 @@ def boost(
     *,
     thresholds: Thresholds | None = None,
     start: BoostedModel | None = None,
+    halvings: int = 1,
     after_round: Callable[[], None] | None = None,
 ) -> BoostedModel:
     """Boost trees on the rows of all clients.
@@ -154,6 +155,7 @@ def boost(
         settings: how trees are grown, and how many.
         thresholds: the bins; None = clients agree on quantiles.
         start: a model that the new trees go on from, whose thresholds are used.
+        halvings: of the search for bins, that one question decides.
         after_round: called before the first round and after each.
 
     Raises:
@@ -171,6 +173,7 @@ def boost(
             int(totals[0]),
             inputs,
             settings.most_bins,
+            at_once=halvings,
         )
     ask(BoostingRequest("bins", arrays={"thresholds": thresholds}))
     baseline = _baseline(totals, classes) if start is None else start.baseline

@@ -24,14 +24,13 @@ def write_trees(graph: Graph, architecture: BoostedTrees, network: Any, x: str) 
             tree = {name: it[of_round, score] for name, it in arrays.items()}
             _add_tree(columns, tree, number, score)
             number += 1
-    scores = graph.node(
-        "TreeEnsembleRegressor",
-        x,
-        domain=ML_DOMAIN,
-        n_targets=architecture.scores,
-        base_values=np.asarray(network["baseline"]).tolist(),
+    attributes: dict[str, Any] = {
+        "domain": ML_DOMAIN,
+        "n_targets": architecture.scores,
+        "base_values": np.asarray(network["baseline"]).tolist(),
         **columns,
-    )
+    }
+    scores = graph.node("TreeEnsembleRegressor", x, **attributes)
     if not architecture.is_logit:
         return scores
     zeros = graph.node("Sub", scores, scores)

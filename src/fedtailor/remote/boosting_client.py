@@ -21,6 +21,7 @@ from fedtailor.federation import Federation
 from fedtailor.remote.account import digest_of
 from fedtailor.remote.boosting_wire import (
     BOOST,
+    FINISH,
     SUMMED,
     Step,
     most_steps,
@@ -40,6 +41,7 @@ _NEEDS = {
     "split": ("gradients",),
     "tree": ("bins", "baseline"),
     "loss": ("bins", "baseline"),
+    FINISH: ("start", "loss"),
 }
 """What must have come before a step of a kind."""
 
@@ -102,7 +104,8 @@ class BoostingClient:
             f"step {request.round + 1} of boosting is not the next one here: it was"
             " started again in between, or another run has begun",
         )
-        plain = dict(request.algorithm[BOOST])
+        plain = request.algorithm[BOOST]
+        plain = dict(plain) if isinstance(plain, dict) else {}
         clients = plain.pop(CLIENTS, None)
         with refusing(Refusal.MALFORMED):
             steps = read_steps(plain, request.arrays, self._inputs, self._outputs)
@@ -112,27 +115,30 @@ class BoostingClient:
             f"boosting adds over {MIN_CLIENTS} clients or more, not {clients!r}",
         )
         assert isinstance(clients, int)
-        answer = None
+        answers = []
         # From here on the rows move: a step that fails is not taken for a second time.
         self._step, self._digest, self._vector = request.round, digest, None
         for step in steps:
             answer = self._take(step)
-        if answer is not None:
+            if answer is not None:
+                answers.append(answer.reshape(-1))
+        if answers:
             with refusing(Refusal.SUM_RANGE):
-                self._vector = to_vector(answer, clients, self._fixed_point)
+                together = np.concatenate(answers)
+                self._vector = to_vector(together, clients, self._fixed_point)
         return self._vector
 
     def _take(self, step: BoostingRequest | Step) -> NDArray[np.float64] | None:
         """Take one step; returns the answer if it is summed."""
-        if isinstance(step, Step):
-            self.own = self._own_model(step.rounds)
-            return None
         missing = [kind for kind in _NEEDS.get(step.kind, ()) if kind not in self._done]
         refuse_unless(
             not missing,
             Refusal.MALFORMED,
             f"a step of boosting ({step.kind}) came before {', '.join(missing)}",
         )
+        if isinstance(step, Step):
+            self.own = self._own_model(step.rounds)
+            return None
         self._done.add(step.kind)
         if step.kind == "bins":
             self._thresholds = step.arrays["thresholds"]

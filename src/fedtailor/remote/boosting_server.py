@@ -1,7 +1,7 @@
 """Boosts trees over machines: the coordinator's side."""
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from fedtailor.protocol import require
 from fedtailor.remote.boosting_client import CLIENTS
 from fedtailor.remote.boosting_wire import (
     BOOST,
+    HALVINGS,
     SUMMED,
     expected_size,
     from_vector,
@@ -35,7 +36,7 @@ from fedtailor.remote.job import Job
 from fedtailor.remote.messages import Request
 from fedtailor.remote.plan import plan_of
 from fedtailor.remote.secret import run_identity
-from fedtailor.remote.secure_sums import SUM
+from fedtailor.remote.secure_sums import KEYS, SUM
 from fedtailor.remote.statistics import Statistics
 from fedtailor.remote.sum_server import NamedArrays, SecureSumServer, SumStage
 from fedtailor.remote.transport import TooFewClients, Transport, send_and_receive
@@ -127,6 +128,7 @@ def boost_clients(
             inputs,
             template.classes,
             job.boosting.settings,
+            halvings=HALVINGS,
             after_round=count_round,
         )
         machines.finish(len(model.trees))
@@ -169,29 +171,44 @@ class _Machines:
         self._fixed_point = FixedPoint(plan.sums.range)
         self._history = SumHistory(plan.sums.scope)
         self._waiting: list[BoostingRequest] = []
+        self._root: NDArray[np.float64] | None = None
         self._step, self._exchange, self._width = 0, 0, 1
 
     def ask(self, request: BoostingRequest) -> NDArray[np.float64]:
-        """The sum of all clients' answers. What needs none is sent with the next one."""
+        """The sum of all clients' answers.
+
+        What needs no answer is sent with the next question, and the root of the next
+        tree is asked for together with the loss of the last one.
+        """
         if request.kind == "bins":
             ends = request.arrays["thresholds"]
             self._width = max((len(it) for it in ends), default=0) + 1
+        if request.kind == "gradients" and self._root is not None:
+            root, self._root = self._root, None
+            if request.output == 0:
+                return root
         self._waiting.append(request)
         if request.kind not in SUMMED:
             return np.zeros(0)
-        plain, arrays = plain_steps(self._waiting)
+        asked = [request]
+        if request.kind == "loss":
+            asked.append(BoostingRequest("gradients", output=0))
+        plain, arrays = plain_steps([*self._waiting, *asked[1:]])
         self._waiting = []
-        shape = expected_size(request, self._inputs, self._classes, self._width)
-        found = self._until_all_answer(partial(self._sum, plain, arrays, shape))
+        shapes = [
+            expected_size(it, self._inputs, self._classes, self._width) for it in asked
+        ]
+        found = self._until_all_answer(partial(self._sum, plain, arrays, shapes))
         self._step += 1
-        return found
+        if len(found) > 1:
+            self._root = found[1]
+        return found[0]
 
     def finish(self, rounds: int) -> None:
         """Have all clients keep so many rounds, and make their own models."""
-        requests = [*self._waiting]
-        plain, arrays = plain_steps(requests)
+        plain, arrays = plain_steps(self._waiting)
         plain["steps"] += plain_end(rounds)["steps"]
-        self._until_all_answer(partial(self._send, plain, arrays))
+        self._until_all_answer(partial(self._end, plain, arrays))
 
     def _until_all_answer(self, act: Callable[[], Any]) -> Any:
         """Try until `patience` is over: the same step has the same answers."""
@@ -204,8 +221,8 @@ class _Machines:
                     raise
                 self._log(f"step {self._step + 1}: {error}; it is asked again")
 
-    def _send(self, plain: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
-        """Have all clients take a step."""
+    def _end(self, plain: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
+        """Have all clients take the last step."""
         step = {**plain, CLIENTS: len(self._names)}
         requests = {
             name: self._request(BOOST, name, {BOOST: step}, arrays)
@@ -219,40 +236,45 @@ class _Machines:
         self,
         plain: dict[str, Any],
         arrays: Mapping[str, np.ndarray],
-        shape: tuple[int, ...],
-    ) -> NDArray[np.float64]:
+        shapes: Sequence[tuple[int, ...]],
+    ) -> list[NDArray[np.float64]]:
         """Have all clients take a step, and add up their answers behind masks."""
-        self._send(plain, arrays)
+        count = len(self._names)
+        sizes = [int(np.prod(shape)) for shape in shapes]
         server = SecureSumServer(
-            self._run_stage,
+            partial(self._run_stage, {**plain, CLIENTS: count}, arrays),
             self._names,
-            int(np.prod(shape)) * LIMBS,
+            sum(sizes) * LIMBS,
             self._sums,
-            minimum=len(self._names),
+            minimum=count,
             log=self._log,
             earlier=self._history.released(self._step),
             members=self._history.members(self._step),
         )
-        count = len(self._names)
         sums, _ = server.run(np.full((1, count), 1 / count))
         self._history.record(
             self._step, [BOOST, None], server.released, server.remaining
         )
         if len(server.remaining) < count:
             raise TooFewClients("a client was lost while a sum was unmasked")
-        return from_vector(sums[0], shape, self._fixed_point)
+        numbers = from_vector(sums[0], self._fixed_point)
+        parts = np.split(numbers, np.cumsum(sizes)[:-1])
+        return [it.reshape(shape) for it, shape in zip(parts, shapes, strict=True)]
 
-    def _run_stage(self, stage: SumStage) -> dict[str, NamedArrays]:
-        """Send the requests of one stage of a sum."""
+    def _run_stage(
+        self, step: dict[str, Any], given: Mapping[str, np.ndarray], stage: SumStage
+    ) -> dict[str, NamedArrays]:
+        """Send the requests of one stage of a sum; the step is in the first one."""
+        is_first = stage.task == KEYS
         requests = {
             name: self._request(
                 stage.task,
                 name,
                 {
-                    BOOST: True,
+                    BOOST: step if is_first else True,
                     SUM: {"kind": BOOST, "number": None, **stage.settings_for(name)},
                 },
-                arrays,
+                {**arrays, **given} if is_first else arrays,
             )
             for name, arrays in stage.arrays.items()
         }

@@ -1,7 +1,8 @@
 """What travels to boost trees over machines (`fedtailor.boosting`).
 
-A step is one message to all clients, and one sum of theirs behind masks. It holds what
-clients take without an answer (thresholds, a finished tree) and the question that follows.
+A step is one sum of all clients behind masks. Its first message, which asks for public
+keys, holds what clients take without an answer (thresholds, a finished tree) and the
+questions that follow, whose answers are one vector.
 """
 
 import json
@@ -27,12 +28,16 @@ from fedtailor.boosting.tree import FIELDS
 from fedtailor.protocol import require
 
 BOOST = "boost"
-"""Task: take a step of boosting. And the key of a request's description of the method that
-says so, also in the stages of the step's sum.
+"""Task: take the last step of boosting, which asks for no sum. And the key of a request's
+description of the method: a step, in the first stage of its sum or in the last task; or
+True, in other stages.
 """
 
 SUMMED = ("start", "counts", "gradients", "split", "loss")
 """Kinds of `BoostingRequest` that are answered by a sum."""
+
+HALVINGS = 3
+"""Halvings of the search for bins that one step decides."""
 
 FINISH = "finish"
 """The kind of the last step: keep so many rounds of trees, and make the own model."""
@@ -51,7 +56,14 @@ class Step(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     kind: Literal[
-        *("start", "counts", "bins", "baseline", "gradients", "split", "tree", "loss"),
+        "start",
+        "counts",
+        "bins",
+        "baseline",
+        "gradients",
+        "split",
+        "tree",
+        "loss",
         "finish",
     ]
     output: _Number = 0
@@ -64,7 +76,7 @@ class Step(BaseModel):
 
 
 class Steps(BaseModel):
-    """What stands under `BOOST` in a request: what is to be taken, then a question."""
+    """What stands under `BOOST` in a request."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
@@ -78,7 +90,7 @@ def most_steps(settings: BoostingSettings, outputs: int) -> int:
         assert settings.most_depth is not None
         leaves = 2 ** min(settings.most_depth, 30)
     in_tree = leaves  # the root, and the smaller child of each split
-    return 3 + BISECTIONS + settings.trees * (outputs * in_tree + 1)
+    return 3 + BISECTIONS // HALVINGS + settings.trees * (outputs * in_tree + 1)
 
 
 def plain_steps(
@@ -129,11 +141,10 @@ def read_steps(
             step.input < inputs and step.output < outputs,
             "a step of boosting names an input or output that there is not",
         )
-        require(
-            step.kind not in (*SUMMED, FINISH) or place == len(read.steps) - 1,
-            "a step of boosting asks for more than one sum",
-        )
         if step.kind == FINISH:
+            require(
+                place == len(read.steps) - 1, "a step of boosting goes on after the end"
+            )
             result.append(step)
             continue
         prefix = f"{place}/"
@@ -211,7 +222,7 @@ def _read_arrays(
         array.dtype == np.float64
         and array.ndim == len(shape)
         and array.shape[0] == shape[0]
-        and array.shape[-1] < 256
+        and array.shape[-1] < 256 * 2**HALVINGS
     )
     require(is_valid, f"the array {name} of boosting is not well formed")
     return {name: array}
@@ -253,8 +264,8 @@ def to_vector(
 
 
 def from_vector(
-    mean: NDArray[np.float64], shape: tuple[int, ...], fixed_point: FixedPoint
+    mean: NDArray[np.float64], fixed_point: FixedPoint
 ) -> NDArray[np.float64]:
     """The sum of answers, from the mean of their vectors."""
     parts = np.rint(mean / fixed_point.step).astype(np.int64)
-    return from_grid(from_limbs(parts.reshape(-1, LIMBS))).reshape(shape)
+    return from_grid(from_limbs(parts.reshape(-1, LIMBS)))

@@ -6,6 +6,7 @@ and what may leave this machine are those of the client's own copy of the job.
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -18,6 +19,8 @@ from fedtailor.client.private_steps import private_settings
 from fedtailor.conformal import Calibration
 from fedtailor.executors import DeviceExecutor, Settings
 from fedtailor.federation import Federation, Split
+from fedtailor.models import Model
+from fedtailor.models.boosted_trees import BoostedTrees
 from fedtailor.protocol import (
     PRIVATE_STEPS,
     Algorithm,
@@ -42,12 +45,16 @@ from fedtailor.remote.messages import Request
 from fedtailor.remote.plan import Plan
 from fedtailor.remote.refusals import Refusal, Refused, refuse_unless, refusing
 from fedtailor.remote.secret import secret_in, seed_from
-from fedtailor.remote.secure_sums import STAGES, SUM
+from fedtailor.remote.secure_sums import KEYS, STAGES, SUM
 from fedtailor.remote.sum_client import SecureSumClient
 from fedtailor.remote.vector_cache import INITIAL
 from fedtailor.remote.wire import WORK, named, read_downlink
 from fedtailor.storage.calibration_file import write_calibration
-from fedtailor.storage.export import export_models
+from fedtailor.storage.export import (
+    export_models,
+    load_models,
+    read_export_manifest,
+)
 from fedtailor.storage.personal_model import PersonalModel
 from fedtailor.tables.encoding import MIN_ROWS
 from fedtailor.tasks import cross_entropy, squared_error, task_of
@@ -140,10 +147,13 @@ class RoundHandler:
                 "the job does not add updates behind masks",
             )
             assert self._sum_client is not None
+            if task == KEYS and BOOST in request.algorithm:
+                self._boost(request)
             return self._sum_client(request)
-        self._account.check(request)
         if task == BOOST:
-            return self._boost(request)
+            self._boost(request)
+            return {}
+        self._account.check(request)
         algorithm = self._plan.phase(phase)
         answers = self._run(request, algorithm)
         self._record(request, algorithm, answers)
@@ -170,17 +180,26 @@ class RoundHandler:
             arrays |= {f"update/{kind}": array for kind, array in update.items()}
         return arrays
 
-    def _boost(self, request: Request) -> Mapping[str, np.ndarray]:
-        """Take a step of boosting, and hold the answer until its sum is asked for."""
+    def _boost(self, request: Request) -> None:
+        """Take a step of boosting, and hold the answer for its sum."""
         assert self._boosting is not None and self._sum_client is not None
-        vector = self._boosting(request)
-        self._account.record(request, without_noise=True)
+        # The names of its sum differ if the step is asked for again.
+        algorithm = {
+            name: value for name, value in request.algorithm.items() if name != SUM
+        }
+        step = replace(request, task=BOOST, algorithm=algorithm)
+        self._account.check(step)
+        vector = self._boosting(step)
+        self._account.record(step, without_noise=True)
+        refuse_unless(
+            (vector is None) == (request.task == BOOST),
+            Refusal.MALFORMED,
+            "a step of boosting asks for a sum in its last message, or for none before",
+        )
         if vector is not None:
             self._sum_client.hold(request.round, {BOOST: vector}, request.run)
-        model = self._boosting.own
-        if model is not None:
-            self._write_personal(model)
-        return {}
+        elif self._boosting.own is not None:
+            self._write_personal(self._boosting.own)
 
     def _check(self, request: Request) -> int:
         """Check that the job allows a request.
@@ -459,6 +478,22 @@ class RoundHandler:
             if directory.exists():
                 directory.rename(folder / "old")
             (folder / "new").rename(directory)
+
+
+def load_own(path: Path, trained: Model, name: str) -> PersonalModel:
+    """A client's own model, trained or boosted.
+
+    Args:
+        path: directory of the model.
+        trained: the model of the job.
+        name: name of the client.
+
+    Raises:
+        ValueError: there is none, or it is damaged.
+    """
+    network = read_export_manifest(path)["model"]["architecture"]
+    given = None if network == BoostedTrees.__name__ else trained
+    return load_models(path, given)[name]
 
 
 def own_calibration(model: PersonalModel, val: Split) -> Calibration | None:

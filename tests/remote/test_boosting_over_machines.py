@@ -3,6 +3,7 @@
 import dataclasses
 
 import numpy as np
+import polars as pl
 import pytest
 
 from fedtailor.boosting import boost_federation, load_boosted
@@ -18,10 +19,16 @@ from fedtailor.remote.messages import (
 from fedtailor.remote.policy import Policy
 from fedtailor.remote.refusals import Refusal
 from fedtailor.remote.secure_sums import KEYS
+from fedtailor.remote.service import (
+    Connection,
+    agree_on_preprocessing,
+    wait_for_clients,
+)
 from fedtailor.remote.transport import LoopbackTransport, TooFewClients
 from fedtailor.remote.work import PERSONAL
 from fedtailor.storage.export import load_models
 from remote.jobs import NAMES, Clients
+from remote.marked import SEEN, MarkedClients
 
 REST = """
 [privacy]
@@ -319,3 +326,19 @@ def test_models_of_machines_predict_on_the_command_line(boosted, tmp_path, capsy
     shown = capsys.readouterr().out.split()[1:]
     found = [int(line.split(",")[1]) for line in shown]
     np.testing.assert_array_equal(found, model.outputs(data.x).argmax(axis=1))
+
+
+def test_machines_that_prepare_their_tables_together_boost_too(tmp_path):
+    """The shared trees then take raw rows, the target among them."""
+    clients = MarkedClients(tmp_path, privacy=REST.partition("[privacy]")[2])
+    rows = wait_for_clients(Connection(clients.job, SEEN, clients.tap), wait=60)
+    statistics = agree_on_preprocessing(clients.job, clients.tap, rows, 60)
+    folder = tmp_path / "boosted"
+    model = boost_clients(clients.job, clients.tap, rows, folder, statistics=statistics)
+    assert not clients.leaks()
+    own = load_models(folder)[SHARED]
+    frame = pl.read_csv(clients.directory / "a.csv")
+    x = own.preprocessing.transform(frame, missing="impute", unknown="other")
+    found = own.preprocessing.decode(own.predict(x).reshape(-1))
+    expected = own.preprocessing.decode(model.outputs(x))
+    np.testing.assert_allclose(found, expected, rtol=1e-5)

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -135,7 +136,11 @@ def boost_clients(
         network, (vector,) = as_vectors([model], machines.like)
         preprocessing = None
         if statistics is not None:
-            preprocessing = statistics.preprocessing(job.schema)
+            # Rows to predict may have the target, which is not looked at.
+            not_read = {job.schema.target: "the target column"}
+            preprocessing = replace(
+                statistics.preprocessing(job.schema), ignored=not_read
+            )
         personal = PersonalModel(
             SHARED, vector, network, template.shift, template.scale, preprocessing
         )

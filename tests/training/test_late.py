@@ -345,7 +345,7 @@ def test_transforms_of_each_clients_message_apply():
 
 
 def test_private_steps_are_counted_with_their_answers():
-    private = SGD(lr=0.1, steps=2, batch_size=4, dp_clip=1.0, dp_noise=1.0)
+    private = SGD(lr=0.1, steps=2, batch_size=4, dp_norm=1.0, dp_noise=1.0)
     training = train(
         FedAvg(sgd=private),
         classification(),

@@ -114,7 +114,7 @@ def options_of(
         renamed = [getattr(note, "name", None) for note in _notes(annotation)]
         name = next((name for name in renamed if name), parameter.name)
         # Of a part that may be left out, tyro makes `personal-sgd:sgd --personal-sgd.lr`.
-        parts = [kind for kind in _members(annotation) if is_dataclass(kind)]
+        parts: list[Any] = [it for it in _members(annotation) if is_dataclass(it)]
         if is_dataclass(default):
             inner = f"{prefix}{name}." if inspect.isclass(target) else prefix
             yield from options_of(type(default), inner, has_values=True)

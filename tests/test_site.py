@@ -68,7 +68,9 @@ that is not installed.
 """
 
 
-@pytest.mark.parametrize("package", sorted(set(api.PACKAGES) - set(api.WITHOUT_EXAMPLE)))
+@pytest.mark.parametrize(
+    "package", sorted(set(api.PACKAGES) - set(api.WITHOUT_EXAMPLE))
+)
 def test_every_public_name_of_a_package_has_an_example(package):
     module = import_module(f"fedtailor.{package}")
     without = {
@@ -81,8 +83,8 @@ def test_every_public_name_of_a_package_has_an_example(package):
 
 def test_scenarios_are_called_alike():
     """So that one example is one of all."""
-    for name in api.names_of("experiments.scenarios"):
-        build = getattr(ft.scenarios, name)
+    for scenario in ft.scenarios.SCENARIOS.values():
+        name, build = scenario.name, scenario.build
         seed, *others = inspect.signature(build).parameters.values()
         assert (seed.name, seed.default) == ("seed", 0), name
         for argument in others:

@@ -337,7 +337,7 @@ def test_machines_that_prepare_their_tables_together_boost_too(tmp_path):
     model = boost_clients(clients.job, clients.tap, rows, folder, statistics=statistics)
     assert not clients.leaks()
     own = load_models(folder)[SHARED]
-    frame = pl.read_csv(clients.directory / "a.csv")
+    frame = pl.read_csv(clients.files["a"])
     x = own.preprocessing.transform(frame, missing="impute", unknown="other")
     found = own.preprocessing.decode(own.predict(x).reshape(-1))
     expected = own.preprocessing.decode(model.outputs(x))

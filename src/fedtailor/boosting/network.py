@@ -1,9 +1,9 @@
 """Boosted trees as vectors of a network that can be kept, exported and used."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
-from jaxtyping import Float
 from numpy.typing import NDArray
 
 from fedtailor.boosting.boost import BoostedModel
@@ -12,9 +12,7 @@ from fedtailor.models import Model
 from fedtailor.models.boosted_trees import TREE_ARRAYS, BoostedTrees
 
 
-def as_vectors(
-    models: Sequence[BoostedModel], like: Model
-) -> tuple[Model, list[Float[NDArray, " d"]]]:
+def as_vectors(models: Sequence[BoostedModel], like: Model) -> tuple[Model, list[Any]]:
     """The vectors of boosted trees, and the network that all of them are of.
 
     Rows whose inputs are numbers of single precision end in the same leaves.
@@ -24,7 +22,7 @@ def as_vectors(
         like: a model of the same inputs and outputs.
 
     Returns:
-        The network, which has room for the largest of the models, and a vector for each.
+        The network, which has room for the largest of the models, and a vector [d] for each.
     """
     scores = len(models[0].baseline)
     trees = [tree for it in models for of_round in it.trees for tree in of_round]

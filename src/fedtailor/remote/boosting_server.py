@@ -308,6 +308,6 @@ class _Machines:
             name,
             deadline=time.time() + self._job.deadline,
             run=self._run,
-            algorithm=self._description | more,
+            algorithm={**self._description, **more},
             arrays=arrays,
         )

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedtailor.models.architecture import Architecture, InPrecision, Network
 from fedtailor.models.frozen_arrays import FrozenArrays, arrays_by_path
-from fedtailor.models.model import Model
+from fedtailor.models.model import Model, initial_arrays
 from fedtailor.models.parameter_layout import layout_of, part_finder_of
 from fedtailor.models.precision import DType, Precision
 from fedtailor.models.tree_paths import path_of
@@ -273,10 +273,9 @@ def start_of(
     check_shapes(whole, given or {})
     arrays = dict(given or {})
     if len(arrays) < len(shapes):
-        theta = np.asarray(whole.init(jax.random.key(seed)), np.float32)
-        starts = (0, *layout.ends)
-        for path, begin, end in zip(layout.paths, starts, layout.ends, strict=False):
-            arrays.setdefault(path, theta[begin:end].reshape(shapes[path]))
+        random = initial_arrays(whole, jax.random.key(seed))
+        for path, array in zip(layout.paths, random, strict=True):
+            arrays.setdefault(path, np.asarray(array, np.float32))
     return arrays
 
 

@@ -1,7 +1,7 @@
 """Low-rank adapters (LoRA) beside frozen weights."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
@@ -26,9 +26,11 @@ from fedtailor.models.frozen_network import (
     without,
 )
 from fedtailor.models.layers import Conv, ConvPool, Dense
+from fedtailor.models.low_rank_products import Factors, low_rank_sum, run_adapted
 from fedtailor.models.model import Model
 from fedtailor.models.parameter_layout import layout_of, part_finder_of
 from fedtailor.models.tree_paths import path_of, paths_of
+from fedtailor.models.wrapper import T
 from fedtailor.protocol import require
 
 BASE, ADAPTERS = "base", "adapters"
@@ -107,8 +109,22 @@ class Lora(PartlyFrozen):
 
     def inner_network(self, network: Network) -> Network:
         """The network of `inner`, with W + alpha / r B A in the place of W."""
-        present = self._arrays.present()
-        base = filled(network[BASE], present)
+        base, products = self._base(network), self._products(network)
+
+        def add(path: str, leaf: Any) -> Any:
+            if path not in products:
+                return leaf
+            return low_rank_sum(leaf, *products[path]).total
+
+        return map_paths(base, add)
+
+    def run_inner(self, network: Network, function: Callable[[Network], T]) -> T:
+        base, products = self._base(network), self._products(network)
+        return run_adapted(function, base, products)
+
+    def _base(self, network: Network) -> Network:
+        """The network of `inner` without adapters."""
+        base = filled(network[BASE], self._arrays.present())
         if not jax.tree.leaves(network[BASE]):
             # Nothing of the base trains, so that the adapters tell the type.
             leaf = jax.tree.leaves(network[ADAPTERS])[0]
@@ -118,18 +134,18 @@ class Lora(PartlyFrozen):
                 ),
                 base,
             )
-        weights = {}
+        return base
+
+    def _products(self, network: Network) -> dict[str, Factors]:
+        """The path of a weight -> what is added to it."""
+        present = self._arrays.present()
+        products = {}
         for path, _, _, is_last in self.adapted:
             adapter = network[ADAPTERS][path.replace(".", "/")]
             b = adapter[B]
             a = present[f"{path}.{A}"].astype(b.dtype) if self.freeze_a else adapter[A]
-            product = (self.alpha / self.rank) * (b @ a)
-            weights[path] = product.T if is_last else product
-
-        def add(path: str, leaf: Any) -> Any:
-            return leaf + weights[path].reshape(leaf.shape) if path in weights else leaf
-
-        return map_paths(base, add)
+            products[path] = (a, self.alpha / self.rank * b, is_last)
+        return products
 
     def inner_shapes(self, network: Network) -> Network:
         return filled(network[BASE], self._arrays.shapes())

@@ -41,6 +41,8 @@ EXAMPLES: dict[str, Algorithm] = {
     "fedbn": ft.FedBN(sgd=TRAINED),
     "fedbabu": ft.FedBABU(sgd=TRAINED, tune=PLAIN, part="bias"),
     "fedrod": ft.FedRoD(sgd=PLAIN),
+    "feddpa": ft.FedDPA(sgd=TRAINED, part="bias", share=0.0),
+    "flexlora": ft.FlexLoRA(sgd=TRAINED),
     "fedala": ft.FedALA(sgd=TRAINED, part="everything", share=1.0),
     "moon": ft.MOON(sgd=TRAINED),
     "feddbe": ft.FedDBE(sgd=PLAIN),

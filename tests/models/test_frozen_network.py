@@ -9,7 +9,6 @@ from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from fedtailor._tensors import TensorFile
-
 from fedtailor.models import from_equinox, frozen, merged, mlp, resnet, start_file
 from fedtailor.models.frozen_arrays import FrozenArrays, placed
 from fedtailor.models.frozen_network import Frozen
@@ -104,9 +103,14 @@ def test_devices_share_the_memory_of_the_host():
     on_one = arrays.on(jax.sharding.SingleDeviceSharding(first))
     on_both = arrays.on(everywhere)
     for index, array in enumerate(arrays.values()):
-        copies = [on_one[index], *(each.data for each in on_both[index].addressable_shards)]
+        copies = [
+            on_one[index],
+            *(each.data for each in on_both[index].addressable_shards),
+        ]
         pointers = {copy.unsafe_buffer_pointer() for copy in copies}
         assert pointers == {array.ctypes.data} and on_both[index].sharding == everywhere
+    # Whatever is computed with them on both devices moves them there.
+    assert (arrays.on_device[0] + on_both[0]).sharding == everywhere
 
 
 def test_they_are_asked_for_one_after_the_other(tmp_path):

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Sharding, SingleDeviceSharding
+from jax.sharding import Sharding
 from jaxtyping import Array
 from numpy.typing import NDArray
 from safetensors import SafetensorError
@@ -100,31 +100,34 @@ class FrozenArrays(Mapping[str, NDArray[Any]]):
 
     @property
     def on_device(self) -> tuple[Array, ...]:
-        """The arrays on the default device, in the order of their names."""
+        """The arrays on the default device, in the order of their names. Computations
+        with arrays of other devices may move them.
+        """
+        # In a program that is being traced, copies would be a part of it.
         with jax.ensure_compile_time_eval():
             (device,) = jnp.zeros(()).devices()
-        return self.on(SingleDeviceSharding(device))
+            return self._on(device)
 
     def on(self, sharding: Sharding) -> tuple[Array, ...]:
         """The arrays on all devices of a sharding, in the order of their names. A device
         holds them once; CPUs share the memory of the host.
         """
         devices = [*sharding.addressable_devices_indices_map(())]
-        # In a program that is being traced, copies would be a part of it.
         with jax.ensure_compile_time_eval():
-            for device in devices:
-                if device not in self._copies:
-                    self._copies[device] = tuple(
-                        jax.device_put(array, device) for array in self._arrays.values()
-                    )
+            shards = zip(*map(self._on, devices), strict=True)
             return tuple(
                 jax.make_array_from_single_device_arrays(
-                    array.shape,
-                    sharding,
-                    [self._copies[device][index] for device in devices],
+                    array.shape, sharding, list(copies)
                 )
-                for index, array in enumerate(self._arrays.values())
+                for array, copies in zip(self._arrays.values(), shards, strict=True)
             )
+
+    def _on(self, device: Any) -> tuple[Array, ...]:
+        """The arrays on one device."""
+        if device not in self._copies:
+            with jax.default_device(device):
+                self._copies[device] = tuple(map(jax.device_put, self._arrays.values()))
+        return self._copies[device]
 
     def shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
         """The shapes by name."""

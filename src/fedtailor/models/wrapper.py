@@ -8,6 +8,7 @@ from typing import ClassVar, TypeVar
 from jaxtyping import Array, Float, Shaped
 
 from fedtailor.models.architecture import Architecture, Network
+from fedtailor.models.frozen_arrays import FrozenArrays
 from fedtailor.models.part_finder import LayerInfo
 
 T = TypeVar("T")
@@ -49,6 +50,14 @@ class Wrapper(Architecture):
     ) -> Float[Array, "b ..."]:
         """The outputs, of those of `inner`."""
         return outputs
+
+    @property
+    def frozen(self) -> FrozenArrays | None:
+        return self.inner.frozen
+
+    @property
+    def held(self) -> tuple[FrozenArrays, ...]:
+        return self.inner.held
 
     @property
     def micro_batch(self) -> int | None:  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -6,6 +6,7 @@ by sharing and would lose by one model for all. A fifth of them lie. For each me
 and attack: the mean test accuracy of the honest clients' personal models over seeds, with
 a 95 % interval over seeds, and for back doors the share of honest clients' marked examples
 that get the attacker's label. Results go to a CSV file, which a second call completes.
+`--write` makes the tables of docs/liars-measured.md of it.
 """
 
 import argparse
@@ -15,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from measuring import machine
+from measuring import machine, show
+from rich.console import Console
+from rich.table import Table
 
 import fedtailor as ft
 from fedtailor.decision.intervals import student_interval
@@ -29,6 +32,7 @@ from fedtailor.federation import (
 from fedtailor.pipelines import Lies, RobustMean
 from fedtailor.protocol import Pipeline
 
+FILE = "liars.csv"
 CLIENTS, FEATURES, CLASSES = 20, 10, 4
 TRAIN, TEST = 20, 100
 SHARE = 0.2
@@ -119,6 +123,11 @@ def measured(method: str, rule: str, attack: str, seed: int, rounds: int) -> lis
         )
     except ft.Diverged:
         return [str(1 / CLASSES), "", "diverged"]
+    except ValueError as error:
+        # A server that compares models cannot go on with such an answer either.
+        if "not finite" not in str(error):
+            raise
+        return [str(1 / CLASSES), "", "diverged"]
     models = done.personal_models()
     correct, caught = [], []
     for index in np.flatnonzero(honest).tolist():
@@ -136,33 +145,107 @@ def measured(method: str, rule: str, attack: str, seed: int, rounds: int) -> lis
     return [f"{np.mean(correct):.5f}", success, ""]
 
 
-def interval(values: list[float]) -> str:
-    """Mean and 95 % interval over seeds, in percent."""
+def interval(values: list[float], most: float = 100.0) -> str:
+    """Mean and 95 % interval over seeds.
+
+    Args:
+        values: shares, or differences of shares.
+        most: the most percent, or percentage points, that they can be; the least is -most
+            for differences.
+    """
     numbers = 100 * np.array(values)
+    mean = float(numbers.mean())
     if len(numbers) < 2:
-        return f"{numbers.mean():.1f}"
+        return f"{mean:.1f}"
     variance = float(numbers.var(ddof=1)) / len(numbers)
-    found = student_interval(
-        float(numbers.mean()), [(variance, len(numbers) - 1)], 0.95
+    found = student_interval(mean, [(variance, len(numbers) - 1)], 0.95)
+    # Adding zero makes -0.0 a plain 0.0.
+    low, high = max(found.low, -most), min(found.high, most)
+    mean, low, high = (round(each, 1) + 0.0 for each in (mean, low, high))
+    return f"{mean:.1f} [{low:.1f}, {high:.1f}]"
+
+
+# tables
+# --------------------------------------------------------------------------------------
+
+Results = dict[tuple[str, ...], list[str]]
+"""(method, rule, attack, seed) -> what `measured` returns."""
+DOORS = "scaled back door"
+
+
+def read(path: Path) -> Results:
+    """The results in a file; none if there is no file."""
+    if not path.exists():
+        return {}
+    with path.open() as file:
+        return {tuple(row[:4]): row[4:] for row in csv.reader(file)}
+
+
+def of_seeds(results: Results, *cell: str, column: int = 0) -> list[float]:
+    """A column of a method's results with a rule under an attack, by seed."""
+    found = {key[3]: row for key, row in results.items() if key[:3] == cell}
+    return [float(found[seed][column] or "nan") for seed in sorted(found, key=int)]
+
+
+def change(results: Results, method: str, rule: str, attack: str) -> str:
+    """The change of accuracy by an attack: of the method with the rule against the method
+    without rule and attack, in pairs of the same data. "" if it was not measured.
+    """
+    attacked = of_seeds(results, method, rule, attack)
+    clean = of_seeds(results, method, "mean", "none")
+    if not attacked or len(attacked) != len(clean):
+        return ""
+    found = interval([one - other for one, other in zip(attacked, clean, strict=True)])
+    keys = [(method, rule, attack, str(seed)) for seed in range(len(clean))]
+    diverged = sum(results[key][2] == "diverged" for key in keys)
+    return f"{found}, {diverged} diverged" if diverged else found
+
+
+def write_tables(results: Results, command: str) -> None:
+    """The tables for docs/liars-measured.md, in benchmarks/measured."""
+    alone = Table(
+        "method", "no attack, %", *[name for name in ATTACKS if name != "none"]
     )
-    return f"{numbers.mean():.1f} [{found.low:.1f}, {found.high:.1f}]"
+    alone.add_column("back door opens, %")
+    for method in METHODS:
+        clean = of_seeds(results, method, "mean", "none")
+        if clean:
+            changes = [
+                change(results, method, "mean", attack)
+                for attack in ATTACKS
+                if attack != "none"
+            ]
+            door = of_seeds(results, method, "mean", DOORS, column=1)
+            opens = interval(door) if door else ""
+            alone.add_row(method, interval(clean), *changes, opens)
+    ruled = Table("method", "rule", *ATTACKS)
+    ruled.add_column("back door opens, %")
+    for method, rule in product(METHODS, RULES):
+        changes = [change(results, method, rule, attack) for attack in ATTACKS]
+        if rule != "mean" and any(changes):
+            door = of_seeds(results, method, rule, DOORS, column=1)
+            ruled.add_row(method, rule, *changes, interval(door) if door else "")
+    console = Console(width=240)
+    show(console, alone, "liars-alone", "jax", command=command)
+    show(console, ruled, "liars-rules", "jax", command=command)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("liars.csv"))
+    parser.add_argument("--out", type=Path, default=Path(FILE))
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--methods", nargs="*", choices=METHODS, default=[*METHODS])
     parser.add_argument("--rules", nargs="*", choices=RULES, default=[*RULES])
     parser.add_argument("--attacks", nargs="*", choices=ATTACKS, default=[*ATTACKS])
+    parser.add_argument("--write", action="store_true", help="only write the tables")
     options = parser.parse_args()
+    if options.write:
+        write_tables(read(options.out), f"python benchmarks/liars.py --out {FILE}")
+        return
     print(machine("fedtailor", "jax"), f"{options.rounds} rounds", sep="\n")
 
-    results: dict[tuple[str, ...], list[str]] = {}
-    if options.out.exists():
-        for row in csv.reader(options.out.open()):
-            results[tuple(row[:4])] = row[4:]
+    results = read(options.out)
     for method, rule, attack in product(
         options.methods, options.rules, options.attacks
     ):

@@ -90,6 +90,10 @@ OPT_OUTS: dict[tuple[str, str], str] = {
         "fedfomo",
     ): "client i's model has a history; a newcomer weighs all models once",
     (
+        "enrolment",
+        "feddpa",
+    ): "client i's local adapter has a history; a newcomer trains one for a round",
+    (
         "loss scale",
         "fedprox",
     ): "the proximal term does not scale with the loss (unless mu does)",
@@ -297,6 +301,8 @@ TRAFFIC: dict[str, tuple[float, ...]] = {
     "fedala": (1, 1, 1, 0, 0),
     "moon": (1, 1, 1, 0, 0),
     "feddbe": (1, 1, 1, 0, 0),
+    "feddpa": (1, 1, 1, 0, 0),
+    "flexlora": (1, 1, 1, 0, 0),
     "knn-per": (1, 1, 1, 0, 0),
     "mr-mtl": (1, 1, 1, 0, 0),
     "feddyn": (1, 1, 1, 0, 0),

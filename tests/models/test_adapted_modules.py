@@ -97,9 +97,7 @@ def test_a_pytorch_module_with_adapters_begins_as_itself_and_goes_back(
 def test_what_pytorch_has_frozen_is_an_input_of_programs_too(encoder, network, wrap):
     options = {"where": WHERE, "rank": 2} if wrap is lora else {"where": "not head"}
     model = wrap(network, **options).bind(SHAPE, CLASSES)
-    assert set(model.frozen.values().mapping) > set(
-        model.architecture.arrays_of_inner()
-    )
+    assert set(model.frozen) > set(model.architecture.arrays_of_inner())
 
     def outputs(theta, arrays):
         with placed(model.frozen, arrays):

@@ -66,11 +66,10 @@ class FlexLoRA(Algorithm):
             "Bai et al. 2024, Federated Fine-tuning of Large Language Models under"
             " Heterogeneous Tasks and Client Resources"
         ),
-        down="1 model, in the client's rank",
-        up="1 model, in the client's rank",
+        down="1 model; with ranks, in the client's",
+        up="1 model",
         client_keeps="nothing",
         unseen_clients_get="the global model, in the largest rank",
-        models_received="one of several",
     )
 
     sgd: SGD = SGD()
@@ -154,11 +153,11 @@ class FlexLoRA(Algorithm):
             return server
         weights = reporter_weights(cohort, self.weights)
         mean = mix(server.model[-1:], answers["model"], weights[None])
+        sent = np.asarray(answers.reporters("model"), np.float64)
         adapters = _entries(server.a, server.b)
         if not adapters:
             return server.replace(model=mean)
         theta = np.array(mean[0])
-        sent = np.asarray(answers.reporters("model"), np.float64)
         # Noise or compression may have filled what is beyond a client's rank.
         streams = self._stream_of(cohort)[cohort.reporting]
         for row, stream in zip(sent, streams, strict=True):

@@ -33,6 +33,7 @@ RUN = {
     "own-data.md": 4,
     "write-an-algorithm.md": 2,
     "cluster.md": 1,
+    "late.md": 1,
     "liars.md": 1,
     "models.md": 4,
     "models-in-use.md": 1,
@@ -149,6 +150,20 @@ def test_liars(capsys):
     found = execute("liars.md")
     assert found["lies"].sum() == 4
     assert found["opened"].test.sizes.sum() < found["honest"].test.sizes.sum()
+
+
+@pytest.mark.slow
+def test_late(capsys):
+    """The times are those of the page; accuracies move with the machine."""
+    execute("late.md")
+    told = re.findall(r"answers in (\d+), .* (0\.\d+) \(", capsys.readouterr().out)
+    shown = re.findall(
+        r"answers in (\d+), .* (0\.\d+) \(", PAGES["late.md"].read_text()
+    )
+    assert len(told) == len(shown) == 3
+    for (time, accuracy), (page_time, page_accuracy) in zip(told, shown, strict=True):
+        assert time == page_time
+        assert float(accuracy) == pytest.approx(float(page_accuracy), abs=0.05)
 
 
 @pytest.mark.slow

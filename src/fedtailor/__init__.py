@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from fedtailor.storage import PersonalModel as PersonalModel
     from fedtailor.storage import load_models as load_models
     from fedtailor.training import EarlyStopping as EarlyStopping
+    from fedtailor.training import LateClients as LateClients
     from fedtailor.training import Participation as Participation
     from fedtailor.training import Privacy as Privacy
 
@@ -58,6 +59,7 @@ _HOMES = {
     "Diverged": "fedtailor.protocol",
     "EarlyStopping": "fedtailor.training",
     "Federation": "fedtailor.federation",
+    "LateClients": "fedtailor.training",
     "Participation": "fedtailor.training",
     "Privacy": "fedtailor.training",
     "Run": "fedtailor.runs",

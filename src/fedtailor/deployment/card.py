@@ -16,7 +16,7 @@ from fedtailor.deployment.calibration import calibration_of
 from fedtailor.deployment.data import is_of_machines
 from fedtailor.deployment.opening import OpenedRun
 from fedtailor.metrics.metric import Metric, find_metric
-from fedtailor.protocol import check_choice, client_ids
+from fedtailor.protocol import Clients, check_choice, client_ids
 from fedtailor.report.coverage import COVERAGE, coverages, source_text
 from fedtailor.report.units import unit_of
 from fedtailor.storage import Damaged
@@ -26,6 +26,7 @@ from fedtailor.tables import Preprocessing
 from fedtailor.tables.encoding import ColumnEncoding
 from fedtailor.tables.table import ALL_ROWS
 from fedtailor.tables.target import label_text
+from fedtailor.training.late import Arrivals
 
 CARDS = "cards"
 """Name of the folder of model cards in an export."""
@@ -433,6 +434,31 @@ def _flat(settings: dict[str, Any], prefix: str = "") -> Iterable[tuple[str, Any
             yield f"{prefix}{name}", value
 
 
+def _report_rounds(run: OpenedRun, client: str, rounds: int) -> list[int]:
+    """The rounds in which the server took an answer of a client."""
+    # They are drawn for the seen clients in the order of their ids.
+    seen = run.stored.clients.filter(~pl.col("unseen"))
+    ids = client_ids(tuple(seen["client"]))
+    order = np.argsort(ids)
+    clients = Clients(
+        ids=ids[order],
+        names=tuple(seen["client"].gather(order)),
+        sizes=seen["train"].to_numpy()[order],
+        groups=None,
+        original_index=order,
+    )
+    row = clients.names.index(client)
+    spec = run.spec
+    if spec.late is not None:
+        arrivals = Arrivals(spec.late, spec.participation, clients, spec.seed)
+        return [number for number in range(rounds) if row in arrivals.next_step()[0]]
+    return [
+        number
+        for number in range(rounds)
+        if spec.participation.sample(clients.ids, spec.seed, number, clients.sizes)[row]
+    ]
+
+
 def _shared_data(run: OpenedRun, client: str, row: dict[str, Any]) -> Iterator[str]:
     """What this client sent, from the run's ledger and participation."""
     method = run.algorithm.about
@@ -444,17 +470,8 @@ def _shared_data(run: OpenedRun, client: str, row: dict[str, Any]) -> Iterator[s
             kinds = ", ".join(dict.fromkeys(entry.kind for entry in probe_entries))
             yield f"To be served it answered the probe with: {markdown_text(kinds)}."
         return
-    # Participation is drawn for the seen clients in the order of their ids.
-    seen = run.stored.clients.filter(~pl.col("unseen"))
-    ids = np.sort(client_ids(tuple(seen["client"])))
-    index = int(np.searchsorted(ids, client_ids((client,))[0]))
     rounds = int(run.stored.summary["rounds"])
-    participation, seed = run.spec.participation, run.spec.seed
-    report_rounds = [
-        number
-        for number in range(rounds)
-        if participation.sample(ids, seed, number)[index]
-    ]
+    report_rounds = _report_rounds(run, client, rounds)
     yield (
         f"It reported in {len(report_rounds)} of {rounds} rounds. In training a client of"
         " this method"

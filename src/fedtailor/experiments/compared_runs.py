@@ -255,6 +255,7 @@ class ComparedRuns:
             seed=seed,
             participation=scenario.participation,
             uplink=method.uplink,
+            late=method.late,
             metrics=file.measured,
             evaluate_every=self.evaluate_every(scenario),
             until_still=file.until_still,
@@ -334,6 +335,8 @@ class ComparedRuns:
         # the same as in older versions.
         if method.uplink:
             settings["uplink"] = to_plain(method.uplink)
+        if method.late is not None:
+            settings["late"] = to_plain(method.late)
         if measured:
             settings["measured"] = measured
         if self.experiment.file.until_still:

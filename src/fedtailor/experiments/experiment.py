@@ -14,6 +14,7 @@ from fedtailor.baselines import find_baseline
 from fedtailor.experiments import scenarios
 from fedtailor.experiments.document import Document, read_document
 from fedtailor.experiments.grid import combinations
+from fedtailor.experiments.late import late_of_table
 from fedtailor.experiments.scenario import Scenario
 from fedtailor.experiments.uplink import uplink_of_tables
 from fedtailor.metrics import find_metric
@@ -33,7 +34,13 @@ from fedtailor.protocol import (
     require,
 )
 from fedtailor.trackers import find_tracker
-from fedtailor.training import Participation, RoundCount, Sampling, as_participation
+from fedtailor.training import (
+    LateClients,
+    Participation,
+    RoundCount,
+    Sampling,
+    as_participation,
+)
 
 METRICS = (
     *("mean", "weighted", "worst", "worst10", "std"),
@@ -87,6 +94,7 @@ class _Algorithm(_Table):
     use: str | None = None
     only: list[str] | None = None
     uplink: list[dict[str, Any]] | None = None
+    late: dict[str, Any] | None = None
     vary: dict[str, Any] = {}
     grid: dict[str, Any] = {}
 
@@ -106,6 +114,7 @@ class _File(_Table):
     participation: Share | None = None
     sampling: Sampling = "uniform"
     uplink: list[dict[str, Any]] = []
+    late: dict[str, Any] | None = None
     precision: FileDType | None = None
     evaluate_every: RoundCount | None = None
     track: list[str] = []
@@ -179,6 +188,7 @@ class ComparedMethod:
         varied: the values of the sweep's parameters in this row, by dotted name.
         refused: settings of the grid that the method refuses.
         uplink: transforms of the clients' updates.
+        late: a server that does not wait for late clients; None = it waits.
     """
 
     label: str
@@ -188,6 +198,7 @@ class ComparedMethod:
     varied: Mapping[str, Any]
     refused: tuple[RefusedCandidate, ...] = ()
     uplink: Pipeline = ()
+    late: LateClients | None = None
 
 
 @dataclass(frozen=True)
@@ -408,6 +419,10 @@ def _methods(scenario: ComparedScenario, file: _File) -> Iterator[ComparedMethod
             uplink = uplink_of_tables(file.uplink, ("uplink",))
         else:
             uplink = uplink_of_tables(table.uplink, (*place, "uplink"))
+        if table.late is None:
+            late = late_of_table(file.late, ("late",))
+        else:
+            late = late_of_table(table.late, (*place, "late"))
         recommended = _recommended(name, scenario, file)
         base = configured(recommended, table.model_extra or {}, place)
         for varied in combinations(table.vary, (*place, "vary")):
@@ -424,7 +439,14 @@ def _methods(scenario: ComparedScenario, file: _File) -> Iterator[ComparedMethod
             flat = flatten(varied)
             parts = [label, *(f"{key} {value}" for key, value in flat.items())]
             yield ComparedMethod(
-                ", ".join(parts), label, scenario, candidates, flat, refused, uplink
+                ", ".join(parts),
+                label,
+                scenario,
+                candidates,
+                flat,
+                refused,
+                uplink,
+                late,
             )
 
 

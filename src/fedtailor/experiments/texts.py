@@ -9,11 +9,13 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any, cast
 
+from fedtailor.experiments.late import SETTINGS, late_of_table
 from fedtailor.experiments.uplink import uplink_of_tables
 from fedtailor.models import Architecture, find_builder
 from fedtailor.models.plain import architecture_of
 from fedtailor.pipelines import find_transform
 from fedtailor.protocol import Pipeline, require
+from fedtailor.training import LateClients
 
 AUTO = "auto"
 """The word for a choice between a linear model and a small network."""
@@ -36,6 +38,17 @@ def uplink_of_texts(texts: Sequence[str]) -> Pipeline:
         names = [field.name for field in fields(cast(Any, find_transform(name)))]
         entries.append({"use": name, **_parse(settings, names, f"--uplink {text}")})
     return uplink_of_tables(entries, ())
+
+
+def late_of_text(text: str | None) -> LateClients | None:
+    """Build the settings of late clients from an option such as `5,weight=hinge`.
+
+    Raises:
+        ValueError: as for `late_of_table`.
+    """
+    if text is None:
+        return None
+    return late_of_table(_parse(text, SETTINGS, f"--late {text}"), ())
 
 
 def architecture_of_text(text: str) -> Architecture:

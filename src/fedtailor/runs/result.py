@@ -271,4 +271,5 @@ class Run:
                 else 0.0
             ),
             **({} if privacy is None else privacy.largest(training.round)),
+            time=None if training.times is None else float(training.times[-1]),
         )

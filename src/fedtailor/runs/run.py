@@ -48,6 +48,7 @@ from fedtailor.storage.run_files import (
 from fedtailor.training import (
     MOST_ROUNDS,
     Callback,
+    LateClients,
     Participation,
     Privacy,
     RunSpec,
@@ -101,6 +102,7 @@ def run(
     downlink: Pipeline = (),
     metrics: Sequence[str | Metric] = (),
     privacy: Privacy = Privacy(),  # noqa: B008 (frozen)
+    late: LateClients | None = None,
     settings: Settings = Settings(),  # noqa: B008 (frozen)
     callbacks: Sequence[Callback] = (),
     progress: Callable[[Training, bool], bool | None] | None = None,
@@ -137,6 +139,8 @@ def run(
             no classes.
         privacy: what of clients the server sees: `Privacy(secure_aggregation=True)` gives
             it sums over clients only, as a federation of machines with it would.
+        late: a server that does not wait for late clients (`LateClients`); None = it
+            waits for all clients of a round.
         settings: devices, chunk size, debugging.
         callbacks: follow the run, and may stop it (`fedtailor.training.Callback`).
         progress: a plain function `(training, evaluated)` as one more callback.
@@ -183,6 +187,7 @@ def run(
         evaluate_every=evaluate_every,
         privacy=privacy,
         until_still=until_still,
+        late=late,
     )
     require(
         directory is not None or not keep_rows,
@@ -276,6 +281,7 @@ def simulate(
     downlink: Pipeline = (),
     metrics: Sequence[str | Metric] = (),
     privacy: Privacy = Privacy(),  # noqa: B008 (frozen)
+    late: LateClients | None = None,
     settings: Settings = Settings(),  # noqa: B008 (frozen)
     directory: Path | str | None = None,
 ) -> Training[DeviceExecutor]:
@@ -301,6 +307,7 @@ def simulate(
         downlink=downlink,
         metrics=metrics,
         privacy=privacy,
+        late=late,
     )
     executor = executor_of(federation, model, settings, directory)
     return create_training(replace(spec, model=executor.model), executor)

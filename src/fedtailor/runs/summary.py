@@ -39,6 +39,8 @@ class Summary:
         client_epsilon, example_epsilon: the privacy spent, the largest epsilon of a
             client: for whole clients, and for single examples; None if the run does not
             promise this kind of privacy.
+        time: when the server took its last step, by the clock of late clients
+            (`LateClients`); None if it waits for all clients of a round.
 
     Example:
         >>> result = run.summary()
@@ -67,14 +69,17 @@ class Summary:
     seconds_per_round: float
     client_epsilon: float | None = None
     example_epsilon: float | None = None
+    time: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """All fields by name; an epsilon only where privacy is promised."""
+        """All fields by name; an epsilon only where privacy is promised, and a time only
+        where clients may be late.
+        """
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {
             name: value
             for name, value in values.items()
-            if value is not None or not name.endswith("_epsilon")
+            if value is not None or not name.endswith(("_epsilon", "time"))
         }
 
     def __str__(self) -> str:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtailor._printable import say_status
+from fedtailor.accounting import Wireless
 from fedtailor.executors import DeviceExecutor
 from fedtailor.federation import Federation
 from fedtailor.models import Classification, Model, cross_entropy
@@ -31,7 +32,7 @@ from fedtailor.testing.problems import (
     softmax_model,
     train,
 )
-from fedtailor.training import Participation, Training
+from fedtailor.training import LateClients, Participation, Training
 from fedtailor.training.personal import personal_models
 
 GROUPS = np.array([0, 1, 0, 1, 1])
@@ -390,6 +391,42 @@ def check_resume(algorithm: Algorithm, make_model: MakeModel = softmax_model) ->
         )
 
 
+def check_late(algorithm: Algorithm, make_model: MakeModel = softmax_model) -> None:
+    """With late clients no answer is counted twice, and a round in which nobody is late is
+    a round that waits. Methods that refuse late clients need not have the property.
+    """
+    with float64():
+
+        def run_training(rounds: int, **options: Any) -> Training[DeviceExecutor]:
+            return train(algorithm, federation(), make_model(), rounds, **options)
+
+        try:
+            together = LateClients(buffer=3)
+            late = run_training(3, participation=SAMPLED, late=together)
+        except ValueError:
+            return
+        waits = run_training(3, participation=SAMPLED)
+        assert_equal(predictors(late), predictors(waits))
+
+        clock = Wireless(rho=1, t_min=1, mean_delay=1)
+        training = run_training(
+            0, late=LateClients(buffer=3, clock=clock, slowness="samples")
+        )
+        for _ in range(4):
+            states = jax.tree.leaves(training.executor.client_states)
+            before = [np.array(leaf) for leaf in states]
+            training.advance()
+            after = jax.tree.leaves(training.executor.client_states)
+            changed = np.zeros(len(training.population), bool)
+            for old, new in zip(before, after, strict=True):
+                rows = (old != np.asarray(new)).reshape(len(changed), -1)
+                changed |= rows.any(axis=1)
+            # Whose answer is not counted does not change.
+            assert changed.sum() <= 3, "a client's state changes without its answer"
+        counted = training.ledger.totals().models_up
+        assert counted in (0, 12), f"4 steps of 3 answers counted {counted}"
+
+
 CHECKS: dict[str, Callable[..., None]] = {
     "order": check_order,
     "empty round": check_empty_round,
@@ -401,6 +438,7 @@ CHECKS: dict[str, Callable[..., None]] = {
     "test rows": check_test_rows,
     "loss scale": check_loss_scale,
     "resume": check_resume,
+    "late clients": check_late,
 }
 """All checks by name: functions of a method and, optionally, of what makes the model."""
 

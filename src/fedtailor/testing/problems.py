@@ -21,6 +21,7 @@ from fedtailor.models import Model
 from fedtailor.protocol import Algorithm, Answers, ClientRows, Cohort, drive
 from fedtailor.runs import simulate
 from fedtailor.training import Training
+from fedtailor.training.late import LateClients
 from fedtailor.training.participation import Participation
 
 BATCH = 8
@@ -209,6 +210,7 @@ def train(
     *,
     seed: int = 0,
     participation: Participation | None = None,
+    late: LateClients | None = None,
     **settings: Any,
 ) -> Training[DeviceExecutor]:
     """Runs the probe and `rounds` rounds of a training, without evaluations.
@@ -228,6 +230,7 @@ def train(
         model,
         seed=seed,
         participation=participation,
+        late=late,
         settings=Settings(**settings),
     )
     training.probe()

@@ -8,6 +8,7 @@ from fedtailor.training.callbacks import (
     EarlyStopping,
     StandsStill,
 )
+from fedtailor.training.late import LateClients
 from fedtailor.training.metrics import Metrics
 from fedtailor.training.participation import Participation, Sampling, as_participation
 from fedtailor.training.progress import ShowProgress
@@ -19,6 +20,7 @@ __all__ = [
     "AfterRound",
     "Callback",
     "EarlyStopping",
+    "LateClients",
     "Metrics",
     "Participation",
     "Privacy",

@@ -115,17 +115,31 @@ class Participation:
         reporting = np.ones(len(ids), bool)
         count = self.reporters(len(ids))
         if count < len(ids):
-            # Every client draws a number, and the clients with the smallest ones report.
-            # So clients are drawn without replacement and with equal probability.
-            draws: NDArray[Any] = draw_bits(seed, "participation", round, ids)
-            if self.sampling == "samples":
-                assert sizes is not None
-                # Exponential variables with rates n_i: that of client i is the smallest
-                # one with probability n_i / sum n_j.
-                uniform = (draws.astype(np.float64) + 0.5) / 2.0**64
-                draws = -np.log(uniform) / np.maximum(sizes, _NO_SAMPLES)
-            reporting[np.argsort(draws, kind="stable")[count:]] = False
+            reporting[self.order(ids, seed, round, sizes)[count:]] = False
         return reporting
+
+    def order(
+        self,
+        ids: NDArray[np.uint64],
+        seed: int,
+        round: int,
+        sizes: NDArray[np.int64] | None = None,
+    ) -> NDArray[np.int64]:
+        """The order in which clients are drawn for a round; arguments as of `sample`.
+
+        Returns:
+            [m] indices of clients. The first of them report.
+        """
+        # Every client draws a number, and the clients with the smallest ones report. So
+        # clients are drawn without replacement and with equal probability.
+        draws: NDArray[Any] = draw_bits(seed, "participation", round, ids)
+        if self.sampling == "samples":
+            assert sizes is not None
+            # Exponential variables with rates n_i: that of client i is the smallest one
+            # with probability n_i / sum n_j.
+            uniform = (draws.astype(np.float64) + 0.5) / 2.0**64
+            draws = -np.log(uniform) / np.maximum(sizes, _NO_SAMPLES)
+        return np.argsort(draws, kind="stable")
 
 
 _NO_SAMPLES = 1e-9

@@ -50,6 +50,7 @@ from fedtailor.protocol import (
     drive,
     send,
 )
+from fedtailor.training.late import Arrivals, LateClients, by_age, merged
 from fedtailor.training.metrics import Metrics, select_metrics
 from fedtailor.training.participation import Participation
 from fedtailor.training.privacy import privacy_account, promises_privacy
@@ -131,6 +132,7 @@ class Rounds(Generic[ExecutorT]):
         metrics: Sequence[str | Metric] = (),
         target_scale: float = 1.0,
         privacy: Privacy = Privacy(),  # noqa: B008 (frozen)
+        late: LateClients | None = None,
         secret: int | None = None,
         data: str = "",
     ) -> None:
@@ -150,6 +152,7 @@ class Rounds(Generic[ExecutorT]):
             target_scale: the factor by which metrics in the unit of the model's target
                 are multiplied, so that they are recorded in the unit of the user's data.
             privacy: what of clients the server sees.
+            late: a server that does not wait for late clients; None = it waits for all.
             secret: the seed of the server's random numbers (who reports, noise on
                 sums), where others know `seed` and must not foresee them; None =
                 `seed`.
@@ -167,6 +170,7 @@ class Rounds(Generic[ExecutorT]):
         self.participation = participation
         self.uplink = uplink
         self.downlink = downlink
+        self.late = late
         self.target_scale = target_scale
         self._secret = self.seed if secret is None else secret
         self.measured, self.metric = select_metrics(metrics, model)
@@ -202,6 +206,9 @@ class Rounds(Generic[ExecutorT]):
         self.metrics = Metrics()
         self.round_seconds: list[float] = []
         self.seconds = 0.0
+        self._arrivals = self._play_clock()
+        # The server's state after each step from which late clients may have begun.
+        self._past_servers: dict[int, Any] = {}
         self._start_phase(0, self.initial)
 
     @classmethod
@@ -232,6 +239,7 @@ class Rounds(Generic[ExecutorT]):
             metrics=spec.metrics or executor.data.default_metrics,
             target_scale=executor.data.target_units[1],
             privacy=spec.privacy,
+            late=spec.late,
             secret=secret,
             data=data,
         )
@@ -248,7 +256,11 @@ class Rounds(Generic[ExecutorT]):
             sizes=seen.sizes,
             groups=seen.groups,
             original_index=seen.original_index,
-            reporters_per_round=self.participation.reporters(len(seen)),
+            reporters_per_round=(
+                self.participation.reporters(len(seen))
+                if self.late is None
+                else self.late.buffer
+            ),
             seed=self.seed,
             examples=None if is_private else self.executor.examples,
             model=self.model,
@@ -297,7 +309,8 @@ class Rounds(Generic[ExecutorT]):
 
         Args:
             reporting: [m] which clients are asked to report, in the order of the
-                population; None = `participation` chooses them.
+                population; None = `participation` chooses them. With `late` the clock
+                says whose answers the round takes.
 
         Raises:
             Diverged: a client's model or message became NaN or infinite; the state is
@@ -307,6 +320,9 @@ class Rounds(Generic[ExecutorT]):
         yield from self.probe_if_due()
         if self.algorithm.asks_again(self.server):
             yield from self._probe()
+        if self._arrivals is not None:
+            yield from self._next_late_round(self._arrivals)
+            return
         if reporting is None:
             reporting = self.participation.sample(
                 self.population.ids, self._secret, self.round, self.population.sizes
@@ -320,9 +336,25 @@ class Rounds(Generic[ExecutorT]):
         # Down: the algorithm's message, to which the transforms of the uplink add what
         # they need on the clients.
         downlink = self.algorithm.broadcast(self.server, cohort)
+        yield from self._exchange_round(cohort, downlink)
+
+    def _exchange_round(
+        self,
+        cohort: Cohort,
+        downlink: Downlink,
+        age: NDArray[np.int64] | None = None,
+    ) -> Exchanges[None]:
+        """Send a round's downlink, and aggregate the answers.
+
+        Args:
+            cohort: the clients.
+            downlink: the algorithm's message to them.
+            age: [c] the age of each client's answer, if clients may be late.
+        """
         announced = announce(self.uplink, downlink, self.uplink_state)
         exchange = self._new_exchange("client", cohort, announced)
         answers = self._as_sums((yield exchange), cohort)
+        answers = replace(answers, age=age)
 
         # Up: all answers have arrived and are finite before the state changes.
         server, uplink_state = self._aggregate_finite(downlink, exchange, answers)
@@ -331,6 +363,49 @@ class Rounds(Generic[ExecutorT]):
         self.uplink_state = uplink_state
         self.phase.participated[cohort.position] = True
         self._end_round(cohort, exchange.downlink, answers)
+
+    def _next_late_round(self, arrivals: Arrivals) -> Exchanges[None]:
+        """Take the answers that have arrived, each of a client that began from the
+        server's model of its time (`LateClients`).
+
+        Clients compute when their answers arrive, not when they begin: what they compute
+        with has not changed since, as each of them begins anew after its answer only.
+        """
+        self._past_servers[self.round] = self.server
+        clients, age = arrivals.next_step()
+        cohort = self._cohort(self.executor.seen, clients, seen=True)
+        began = self.round - age
+        parts = []
+        for step in np.unique(began):
+            positions = np.flatnonzero(began == step)
+            together = replace(cohort.subset(positions), round=int(step))
+            downlink = self.algorithm.broadcast(self._past_servers[int(step)], together)
+            parts.append((positions, downlink))
+        yield from self._exchange_round(cohort, merged(parts, len(cohort)), age)
+        # Nobody trains from older models any more.
+        self._past_servers = {
+            step: server
+            for step, server in self._past_servers.items()
+            if step >= arrivals.oldest
+        }
+
+    def _play_clock(self) -> Arrivals | None:
+        """The clock of late clients at the present round; None if the server waits."""
+        if self.late is None:
+            return None
+        arrivals = Arrivals(
+            self.late, self.participation, self.executor.seen, self._secret
+        )
+        for _ in range(self.round):
+            arrivals.next_step()
+        return arrivals
+
+    @property
+    def times(self) -> NDArray[np.float64] | None:
+        """[t] when the server took each step, by the clock of late clients; None if it
+        waits for all clients.
+        """
+        return None if self._arrivals is None else np.array(self._arrivals.times)
 
     def _as_sums(self, answers: Answers, cohort: Cohort) -> Answers:
         """The answers of a round as the server may see them: with secure aggregation, it
@@ -391,6 +466,9 @@ class Rounds(Generic[ExecutorT]):
         update, uplink_state = decode(
             self.uplink, messages, exchange.downlink, cohort, self.uplink_state
         )
+        if self.late is not None and answers.age is not None:
+            newest = self.algorithm.broadcast(self.server, cohort)
+            update = by_age(self.late, update, answers.age, exchange.downlink, newest)
         decoded = replace(answers, update=update)
         server = self.algorithm.server(self.server, downlink, decoded, cohort)
         return server, uplink_state

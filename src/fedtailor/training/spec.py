@@ -29,6 +29,7 @@ from fedtailor.training.binding import (
     require_algorithm,
     require_model,
 )
+from fedtailor.training.late import LateClients
 from fedtailor.training.participation import Participation, as_participation
 
 MOST_ROUNDS = 2**31 - 1
@@ -136,6 +137,7 @@ class RunSpec:
             a `Metric`; the run is judged by the first one.
         evaluate_every: evaluate after every n-th round (and after the last).
         privacy: what of clients the server sees.
+        late: a server that does not wait for late clients; None = it waits for all.
         until_still: end as soon as the mean validation loss stands still.
 
     Raises:
@@ -158,6 +160,7 @@ class RunSpec:
     evaluate_every: int = 1
     privacy: Privacy = field(default_factory=Privacy)
     until_still: bool = False
+    late: LateClients | None = None
 
     def __post_init__(self) -> None:
         require_algorithm(self.algorithm)
@@ -178,6 +181,18 @@ class RunSpec:
             f"privacy is {describe_argument(self.privacy)}; give fedtailor.Privacy(...)",
         )
         self.privacy.check(self.algorithm, self.uplink, self.participation)
+        if self.late is None:
+            return
+        require(
+            isinstance(self.late, LateClients),
+            f"late is {describe_argument(self.late)}; give fedtailor.LateClients(...)",
+        )
+        self.late.check(
+            self.algorithm,
+            self.uplink,
+            self.participation,
+            hides_updates=self.privacy.secure_aggregation,
+        )
 
     def bound(self, default_metrics: Sequence[str]) -> "RunSpec":
         """The spec of a bound model with its metrics.
@@ -210,6 +225,7 @@ class RunSpec:
                 "participation": to_plain(self.participation),
                 **({"until_still": True} if self.until_still else {}),
                 **({"metrics": names} if names else {}),
+                **({"late": to_plain(self.late)} if self.late is not None else {}),
             },
             "algorithm": to_plain(self.algorithm),
             **({"uplink": to_plain(self.uplink)} if self.uplink else {}),
@@ -228,6 +244,7 @@ class RunSpec:
         *,
         algorithm: Algorithm | None = None,
         model: Model | Architecture | None = None,
+        held: Iterable[FrozenArrays] = (),
     ) -> "RunSpec":
         """The settings of a run from its manifest; the inverse of `to_plain`.
 
@@ -236,6 +253,7 @@ class RunSpec:
             rounds: of the run, which the manifest does not hold.
             algorithm: the method, if the manifest's is not to be used.
             model: the model, likewise.
+            held: the frozen arrays beside the manifest.
 
         Raises:
             ValueError: the manifest does not determine the run.
@@ -246,7 +264,7 @@ class RunSpec:
         }
         return cls(
             method_of_run(manifest) if algorithm is None else algorithm,
-            model_of_run(manifest, model),
+            model_of_run(manifest, model, held),
             rounds,
             seed=run["seed"],
             participation=from_plain(
@@ -258,6 +276,11 @@ class RunSpec:
                 Privacy, to_plain(Privacy()) | manifest.get("privacy", {}), ("privacy",)
             ),
             until_still=run.get("until_still", False),
+            late=(
+                from_plain(LateClients, run["late"], ("run", "late"))
+                if "late" in run
+                else None
+            ),
             **pipelines,
         )
 

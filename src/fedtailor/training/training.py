@@ -276,6 +276,11 @@ class Training(Rounds[ExecutorT]):
         # no probe, and most checkpoints are written after it.
         if self.phase.probe_is_due:
             snapshot["probe_is_due"] = True
+        # The clock is played again; the models that late clients train from are kept.
+        if self.late is not None:
+            snapshot["past_servers"] = {
+                str(step): server for step, server in self._past_servers.items()
+            }
         return snapshot
 
     def restore(self, snapshot: dict[str, Any]) -> None:
@@ -289,6 +294,11 @@ class Training(Rounds[ExecutorT]):
         self.round = snapshot["round"]
         self.server = snapshot["server"]
         self.uplink_state = list(snapshot["uplink"])
+        self._arrivals = self._play_clock()
+        self._past_servers = {
+            int(step): server
+            for step, server in snapshot.get("past_servers", {}).items()
+        }
         if self.privacy is not None:
             self.privacy.restore(snapshot["privacy"])
         self.executor.restore(snapshot["states"])

@@ -16,7 +16,12 @@ from fedtailor.cli.sizes import sizes_of, with_sizes
 from fedtailor.executors import Settings
 from fedtailor.experiments import scenarios
 from fedtailor.experiments.scenario import Scenario
-from fedtailor.experiments.texts import AUTO, architecture_of_text, uplink_of_texts
+from fedtailor.experiments.texts import (
+    AUTO,
+    architecture_of_text,
+    late_of_text,
+    uplink_of_texts,
+)
 from fedtailor.models.precision import FileDType
 from fedtailor.protocol import Algorithm, check_trains, is_hyperparameters, require
 from fedtailor.runs import Run
@@ -56,6 +61,10 @@ class Options:
     """What happens to an update on its way to the mean: robust-mean:median, clip:0.5,
     gaussian-noise:1.0,norm=0.5, lies:sign-flip (in a simulation), top-k:0.01, quantize,
     cast:bfloat16 (`fedtailor.pipelines`), in this order."""
+    late: str | None = None
+    """A server that does not wait for late clients: the number of answers for a step,
+    with settings after it (5,weight=hinge,mean_delay=1,slowness=speeds.csv; `LateClients`).
+    --participation then says how many train at the same time."""
     metrics: tuple[str, ...] = ()
     """What to measure beside loss and accuracy (roc_auc, balanced_accuracy, ...); the
     first is what the run is judged by."""
@@ -134,6 +143,7 @@ def run(arguments: list[str]) -> int:
             seed=options.seed,
             participation=as_participation(options.participation, options.sampling),
             uplink=uplink_of_texts(options.uplink),
+            late=late_of_text(options.late),
             evaluate_every=options.evaluate_every,
             metrics=options.metrics,
             settings=settings,

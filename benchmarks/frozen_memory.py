@@ -118,7 +118,8 @@ def main() -> None:
             name = f"{millions} M, {kind}"
             if child.returncode:
                 reason = (child.stderr.strip().splitlines() or ["killed"])[-1]
-                table.add_row(name, reason, *[""] * 5)
+                short = reason.removeprefix("ValueError: ").partition(" (")[0]
+                table.add_row(name, "", "", f"refused: {short}", "", "", "")
                 print(f"{name}: {reason}", flush=True)
                 continue
             found = json.loads(child.stdout.splitlines()[-1])

@@ -222,7 +222,7 @@ def write_tables(results: Results, command: str) -> None:
     ruled.add_column("back door opens, %")
     for method, rule in product(METHODS, RULES):
         changes = [change(results, method, rule, attack) for attack in ATTACKS]
-        if rule != "mean" and any(changes):
+        if rule != "mean" and all(changes):
             door = of_seeds(results, method, rule, DOORS, column=1)
             ruled.add_row(method, rule, *changes, interval(door) if door else "")
     console = Console(width=240)

@@ -50,7 +50,7 @@ from fedtailor.experiments.run_scores import (
     stored_score,
     validation_score,
 )
-from fedtailor.experiments.sharing import Shard, Task, do_all
+from fedtailor.experiments.sharing import Shard, SharedTask, do_all
 from fedtailor.metrics import Metric, find_metric, find_metrics
 from fedtailor.protocol import RefusedSettings, require
 from fedtailor.storage import DirectoryLock, Unusable
@@ -274,7 +274,7 @@ class Comparison:
         finally:
             lock.release()
 
-    def _shared_tasks(self) -> Iterator[Task]:
+    def _shared_tasks(self) -> Iterator[SharedTask]:
         """The runs that processes share: all candidates of a method on the first seed,
         from which the one for the other seeds is chosen.
         """
@@ -302,7 +302,7 @@ class Comparison:
         candidate: Candidate,
         seed: int,
         done: list[Candidate],
-    ) -> list[Task]:
+    ) -> list[SharedTask]:
         """Train one candidate; after the last of a method, the task is to choose."""
         self._runs.train(method, candidate, seed)
         done.append(candidate)
@@ -310,7 +310,7 @@ class Comparison:
             return []
         return [partial(self._choose_shared, method, seed)]
 
-    def _choose_shared(self, method: ComparedMethod, seed: int) -> list[Task]:
+    def _choose_shared(self, method: ComparedMethod, seed: int) -> list[SharedTask]:
         """Choose among candidates whose runs are finished, or bracket them."""
         # What a choice writes down is written by `_run_all`, which makes it once more.
         alone = replace(self, shard=None)
@@ -323,7 +323,7 @@ class Comparison:
 
     def _train_alone(
         self, method: ComparedMethod, candidate: Candidate, seed: int
-    ) -> list[Task]:
+    ) -> list[SharedTask]:
         self._runs.train(method, candidate, seed)
         return []
 
@@ -787,7 +787,7 @@ class Comparison:
         return RoundBudget(self._rounds, full)
 
 
-def _acquire(lock: DirectoryLock) -> list[Task]:
+def _acquire(lock: DirectoryLock) -> list[SharedTask]:
     """Acquire a lock as a task."""
     lock.acquire()
     return []

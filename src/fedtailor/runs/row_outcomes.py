@@ -17,12 +17,11 @@ from numpy.typing import ArrayLike, NDArray
 from fedtailor.client.losses import outputs
 from fedtailor.client.pool import Normalization
 from fedtailor.conformal import LEAST_ROWS, TEMPERATURE, fit_temperature
-from fedtailor.executors import DeviceExecutor
 from fedtailor.federation import Federation
 from fedtailor.metrics.rows import row_scores, rows_frame
 from fedtailor.models import Model
 from fedtailor.models.frozen_arrays import frozen_inputs, placed
-from fedtailor.protocol import Exchanges, Predictor
+from fedtailor.protocol import Exchanges, Executor, Predictor, require
 from fedtailor.training import Training
 from fedtailor.training.personal import personal_models
 
@@ -36,7 +35,7 @@ OutcomeSplit = Literal["val", "test"]
 
 
 def row_outcomes(
-    training: Training, executor: DeviceExecutor, split: OutcomeSplit = "test"
+    training: Training, executor: Executor, split: OutcomeSplit = "test"
 ) -> Exchanges[pl.DataFrame]:
     """Score each row of a split of each client by its personal model in the present state
     of a training.
@@ -59,12 +58,17 @@ def row_outcomes(
 
 def outcomes_of_splits(
     training: Training,
-    executor: DeviceExecutor,
+    executor: Executor,
     splits: Sequence[OutcomeSplit] = ("test", "val"),
 ) -> Exchanges[dict[OutcomeSplit, pl.DataFrame]]:
     """`row_outcomes` of several splits, for which clients are served once."""
     # This many clients are served together, so that their models take `_MEMORY` bytes.
-    federation, model = executor.federation, training.model
+    federation, model = executor.data, training.model
+    require(
+        isinstance(federation, Federation),
+        "rows of a federation of machines are on its clients' machines; measure there",
+    )
+    assert isinstance(federation, Federation)
     clients_per_part = max(_MEMORY // (8 * max(model.size, 1)), 1)
     scores: dict[OutcomeSplit, dict[str, dict[str, NDArray[Any]]]] = {
         it: {} for it in splits

@@ -1,7 +1,8 @@
 """Requirements on what users give, and the error message for a mistyped name."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from typing import Any
 
 
 def require(condition: bool, message: str) -> None:
@@ -13,6 +14,20 @@ def require(condition: bool, message: str) -> None:
     """
     if not condition:
         raise ValueError(message)
+
+
+def require_one_of(value: object, allowed: Collection[Any], setting: str) -> None:
+    """Raise `ValueError` unless a setting has one of few values.
+
+    Args:
+        value: the user's choice.
+        allowed: the values that it may have.
+        setting: its name, for the message.
+    """
+    require(
+        value in allowed,
+        f"{setting} is {value!r}; it must be one of {', '.join(map(str, allowed))}",
+    )
 
 
 def check_choice(

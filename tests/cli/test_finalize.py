@@ -307,6 +307,29 @@ def test_baselines_can_be_left_out(copied, call):
     assert names == {"local", "fedavg"}
 
 
+def test_times_to_an_event_are_compared_with_cox_and_predicted(tmp_path, call):
+    """The times fall with the dose."""
+    rng = np.random.default_rng(3)
+    frame = rows().drop("sick")
+    hazard = np.exp(frame["dose"].to_numpy())
+    times = rng.exponential(1 / hazard)
+    frame = frame.with_columns(days=np.minimum(times, 2.0), died=1.0 * (times <= 2))
+    frame.write_csv(tmp_path / "ill.csv")
+    arguments = ["compare", tmp_path / "ill.csv", *OPTIONS[:-3], "0", "--finalize"]
+    arguments[arguments.index("sick")] = "days"
+    code, shown, _ = call(*arguments, "--event", "died", "--out", tmp_path / "out")
+    assert code == 0
+    shown = shown.split("over the best")[-1]
+    assert all(client in shown for client in CLIENTS) and " Cox" in shown
+    code, shown, _ = call("predict", tmp_path / "out/ill/model", tmp_path / "ill.csv")
+    assert code == 0 and shown.startswith("row,client,risk\n")
+    # Who takes --time for the column of times is told which option names it.
+    arguments = ["--client", "site", "--event", "died", "--time", "days"]
+    code, _, error = call("compare", tmp_path / "ill.csv", *arguments)
+    assert code == 2
+    assert "name the column of the times to the event with --target" in error
+
+
 def test_a_small_network_is_in_the_race(copied, call):
     """One seed, so that it is quick: both models are candidates of each method."""
     options = ("--out", copied / "auto", "--model", "auto", "--hidden", "4")

@@ -320,3 +320,22 @@ def test_the_interval_of_r2_covers_it_and_is_undefined_for_a_constant_target():
     constant = rows_of("r2", squared_error=[1.0, 2], target=[3.0, 3])
     assert np.isnan(constant.estimate)
     assert rows_of("r2", squared_error=[0.0, 0], target=[1.0, 3]).low == 1
+
+
+def test_the_residual_is_taken_off_the_component_with_more_degrees_of_freedom():
+    """Four clients have one degree of freedom more than three seeds."""
+    values = np.random.default_rng(4).normal(size=(3, 4))
+    clients, seeds = values.mean(axis=0), values.mean(axis=1)
+    residual = values - clients - seeds[:, None] + values.mean()
+    of_residual = np.square(residual).sum() / (2 * 3) / 12
+    of_clients = clients.var(ddof=1) / 4 - of_residual
+    of_seeds = seeds.var(ddof=1) / 3
+    assert of_clients > 0
+    squared = stats.t.ppf(0.975, 3) ** 2 * of_clients
+    squared += stats.t.ppf(0.975, 2) ** 2 * of_seeds
+    found = two_way_interval(values)
+    np.testing.assert_allclose(
+        [found.estimate - found.low, found.high - found.estimate],
+        np.sqrt(squared),
+        rtol=1e-10,
+    )

@@ -9,7 +9,12 @@ import pytest
 from scipy import stats
 
 from fedtailor.aggregation import Probe, user_centric_weights
-from fedtailor.diagnosis import expected_exponent, gradient_traces, homogeneity
+from fedtailor.diagnosis import (
+    batch_sizes,
+    expected_exponent,
+    gradient_traces,
+    homogeneity,
+)
 
 
 def trace(samples):
@@ -117,6 +122,36 @@ def test_clients_without_variance_and_unknown_traces():
         homogeneity(gradients, np.array([1.0, -1, 1]), np.array([1, 1, 1]))
     with pytest.raises(ValueError, match="rank is 0"):
         homogeneity(gradients, np.ones(3), np.array([1, 1, 1]), rank=0)
+
+
+def test_the_p_value_is_the_tail_of_an_f_distribution_with_welch_s_degrees():
+    """A client whose trace is unknown has one degree of freedom, whatever was given."""
+    gradients = np.array([[0.0, 0.0], [3.0, 0.0], [0.5, 0.0]])
+    traces, sizes = np.array([2.0, 6.0, np.nan]), np.array([4, 3, 4])
+    degrees = np.array([7.0, 5.0, 9.0])
+    found = homogeneity(gradients, traces, sizes, degrees=degrees)
+    variances = np.array([2 / 4, 6 / 3, 4 / 4])
+    welch = variances[:2].sum() ** 2 / (variances[0] ** 2 / 7 + variances[1] ** 2 / 5)
+    expected = stats.f.sf(9 / 2.5, 1, welch)
+    np.testing.assert_allclose(found.p[0, 1], expected, rtol=1e-10)
+    welch = variances[1:].sum() ** 2 / (variances[1] ** 2 / 5 + variances[2] ** 2 / 1)
+    expected = stats.f.sf(2.5**2 / 3, 1, welch)
+    np.testing.assert_allclose(found.p[1, 2], expected, rtol=1e-10)
+    # Nobody has fewer than one.
+    none = homogeneity(gradients, traces, sizes, degrees=np.array([0.0, 5.0, 9.0]))
+    one = homogeneity(gradients, traces, sizes, degrees=np.array([1.0, 5.0, 9.0]))
+    assert none.p[0, 1] == one.p[0, 1] < 1
+    # Below the threshold of 1.54 rank 1 is not conservative, so that nothing is said.
+    assert found.ratio[0, 2] < 1.53 and found.p[0, 2] == 1.0
+
+
+def test_batches_are_a_share_of_a_client_s_samples():
+    """At most half of them, and at least one; rounding of the share takes none away."""
+    sizes = np.array([1, 2, 3, 20, 60, 79, 80])
+    np.testing.assert_array_equal(batch_sizes(sizes, 0.05), [1, 1, 1, 1, 3, 3, 4])
+    np.testing.assert_array_equal(batch_sizes(sizes, 0.9), [1, 1, 1, 10, 30, 39, 40])
+    # In binary, 0.29 x 100 is a little less than 29.
+    np.testing.assert_array_equal(batch_sizes(np.array([100]), 0.29), [29])
 
 
 def test_the_kernel_s_exponent_between_equal_clients_is_as_expected():

@@ -108,9 +108,17 @@ def test_too_few_samples_are_said_to_be_too_few():
     centres = np.eye(200)[
         :6
     ]  # traces are 200, and so is n: expected distances are 2, and these 2 more
-    race = recommend_race(population(np.random.default_rng(3), centres), SIZE)
+    found = population(np.random.default_rng(3), centres)
+    race = recommend_race(replace_overall(found, 0.2), SIZE)
     assert race.doubt.startswith("These samples cannot tell whether clients differ")
+    # Where all together differ, these samples can tell.
+    assert recommend_race(replace_overall(found, 1e-6), SIZE).doubt == ""
     assert methods(race) == ["fedavg", "ditto", "local"]
+
+
+def replace_overall(diagnosis, p):
+    """A diagnosis with another p-value of the test of all clients together."""
+    return replace(diagnosis, gradients=replace(diagnosis.gradients, overall_p=p))
 
 
 def test_the_pull_grows_with_the_noise_within_what_is_usual():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedtailor.protocol import check_choice
+from fedtailor.protocol import check_choice, require_one_of
 
 NAMES = {"ucfl": 1, "fedavg": 2}
 
@@ -40,3 +40,9 @@ def test_other_names_are_refused_with_the_nearest(given, listed_by, message):
     with pytest.raises(ValueError, match=r"^there is") as raised:
         check_choice(given, NAMES, "method", listed_by)
     assert str(raised.value).startswith(message) and "\n" not in str(raised.value)
+
+
+def test_a_setting_has_one_of_its_values():
+    require_one_of("hf", ("hf", "fo"), "variant")
+    with pytest.raises(ValueError, match=r"^variant is 'h'; it must be one of hf, fo$"):
+        require_one_of("h", ("hf", "fo"), "variant")

@@ -6,6 +6,11 @@ import math
 
 import pytest
 
+from fedtailor.report.comparison import (
+    client_spread_table,
+    tables,
+    trained_baselines_table,
+)
 from fedtailor.report.decision import decide
 from fedtailor.report.document import as_dict
 from fedtailor.report.experiment import COMPARISON_INDEX, StoredExperiment
@@ -55,6 +60,20 @@ def with_baselines(results, likes, arguments=None):
         content["scenarios"]["shift"] |= {"use": "table", "arguments": arguments}
     path.write_text(json.dumps(with_digest(content)))
     return StoredExperiment.read(results, NAME)
+
+
+def test_all_baselines_are_listed_beside_the_methods(tmp_path):
+    """This one does as well as a method does."""
+    likes = {"trees-alone": "local", "trees-pooled": "local"}
+    experiment = with_baselines(tmp_path, likes)
+    table = trained_baselines_table(experiment, "shift")
+    spread = client_spread_table(experiment, "shift")
+    (own,) = [row for row in spread.rows if row[0] == "LOCAL"]
+    alone, pooled = table.rows
+    assert (alone[0], alone[-1]) == ("trees-alone title", "-")
+    assert (pooled[0], pooled[-1]) == ("trees-pooled title", "all rows")
+    assert [cell.text for cell in alone[1:-1]] == [cell.text for cell in own[1:5]]
+    assert "shift-baselines" in tables(experiment)
 
 
 def test_every_client_has_a_line_with_all_figures(tmp_path):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtailor.protocol import MODEL_KINDS, Downlink, Streams
+from fedtailor.protocol import MODEL_KINDS, Downlink, Streams, require_one_of
 
 if TYPE_CHECKING:
     import polars as pl
@@ -145,10 +145,7 @@ class Ledger:
         Raises:
             ValueError: the phase is unknown.
         """
-        if phase not in get_args(LedgerPhase):
-            raise ValueError(
-                f"phase is {phase!r}; it must be one of {', '.join(get_args(LedgerPhase))}"
-            )
+        require_one_of(phase, get_args(LedgerPhase), "phase")
         # All clients of the cohort receive and compute; only reporters send.
         clients = len(reporting)
         reporters = int(np.count_nonzero(reporting))

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedtailor.accounting.ledger import MODEL_KINDS
-from fedtailor.protocol import require
+from fedtailor.protocol import require, require_one_of
 
 if TYPE_CHECKING:
     import polars as pl
@@ -63,10 +63,7 @@ class Wireless:
             f"mean_delay is {self.mean_delay}; it must be 0 or more",
         )
         require(self.t_dl > 0, f"t_dl is {self.t_dl}; it must be above 0")
-        require(
-            self.uplink in ("simultaneous", "sequential"),
-            f"uplink is {self.uplink!r}; it must be one of simultaneous, sequential",
-        )
+        require_one_of(self.uplink, ("simultaneous", "sequential"), "uplink")
 
     def times(
         self, ledger: "pl.DataFrame", rounds: ArrayLike, *, samples: float | None = None

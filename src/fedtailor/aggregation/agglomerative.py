@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fedtailor.aggregation.clusters import number_by_first_member
 from fedtailor.aggregation.global_k_means import Labels
-from fedtailor.protocol import require
+from fedtailor.protocol import require, require_one_of
 
 _HEIGHT_TOLERANCE = 1e-9
 """Heights of merges count as equal if they differ by at most this fraction of the
@@ -83,10 +83,7 @@ def agglomerative(
 
     count = len(distances)
     linkages = ("average", "complete", "single")
-    require(
-        linkage in linkages,
-        f"linkage is {linkage!r}; it must be one of {', '.join(linkages)}",
-    )
+    require_one_of(linkage, linkages, "linkage")
     require(
         clusters is None or 1 <= clusters <= count,
         f"cannot make {clusters} clusters of {count} clients",

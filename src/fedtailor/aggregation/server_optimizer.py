@@ -14,7 +14,7 @@ import optax
 from jaxtyping import Array, Bool, Float
 from numpy.typing import NDArray
 
-from fedtailor.protocol import along_axis, hyperparameters, require
+from fedtailor.protocol import along_axis, hyperparameters, require, require_one_of
 
 State = tuple[Array, ...]
 """The leaves of optax's state, with one row for each stream [s, ...].
@@ -66,10 +66,7 @@ class ServerOptimizer:
 
     def __post_init__(self) -> None:
         kinds = ("plain", "momentum", "adam", "yogi", "adagrad")
-        require(
-            self.kind in kinds,
-            f"kind is {self.kind!r}; it must be one of {', '.join(kinds)}",
-        )
+        require_one_of(self.kind, kinds, "kind")
         require(self.lr > 0, f"lr is {self.lr}; it must be above 0")
         require(
             0 <= self.momentum < 1, f"momentum is {self.momentum}; it must be in [0, 1)"

@@ -39,6 +39,7 @@ from fedtailor.protocol import (
     is_off,
     next_power_of_two,
     require,
+    require_one_of,
     server_state,
     sums_type,
 )
@@ -163,10 +164,7 @@ class CFL(Algorithm):
             f"min_clients is {self.min_clients}; it must be 2 or more",
         )
         linkages = ("complete", "single")
-        require(
-            self.linkage in linkages,
-            f"linkage is {self.linkage!r}; it must be one of {linkages}",
-        )
+        require_one_of(self.linkage, linkages, "linkage")
         valid = self.gamma_max is None or 0 <= self.gamma_max < 1
         require(
             valid,

@@ -56,6 +56,7 @@ from fedtailor.protocol import (
     draw_bits,
     hyperparameters,
     require,
+    require_one_of,
     sums_type,
 )
 
@@ -189,10 +190,7 @@ class DAPPER(Algorithm):
             f"held_out is {self.held_out}; it must be above 0 and below 1",
         )
         sources = ("clients", "proxy", "model", "moments")
-        require(
-            self.source in sources,
-            f"source is {self.source!r}; it must be one of {', '.join(sources)}",
-        )
+        require_one_of(self.source, sources, "source")
         require(
             (self.source == "proxy") == (self.proxy is not None),
             "source='proxy' and proxy=... need each other",

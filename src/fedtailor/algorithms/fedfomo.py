@@ -30,6 +30,7 @@ from fedtailor.protocol import (
     Streams,
     hyperparameters,
     require,
+    require_one_of,
     server_state,
 )
 
@@ -130,10 +131,7 @@ class FedFomo(Algorithm):
             0 < self.holdout < 1, f"holdout is {self.holdout}; it must be in (0, 1)"
         )
         choices = ("trained", "mixed")
-        require(
-            self.predict_with in choices,
-            f"predict_with is {self.predict_with!r}; it must be one of {choices}",
-        )
+        require_one_of(self.predict_with, choices, "predict_with")
 
     # on the server
     # ----------------------------------------------------------------------------------

@@ -35,6 +35,7 @@ from fedtailor.protocol import (
     Streams,
     hyperparameters,
     require,
+    require_one_of,
     server_state,
 )
 
@@ -153,10 +154,7 @@ class PACFL(Algorithm):
             f"angle is {self.angle!r}; it must be 'mean' or 'smallest'",
         )
         linkages = ("average", "complete", "single")
-        require(
-            self.linkage in linkages,
-            f"linkage is {self.linkage!r}; it must be one of {', '.join(linkages)}",
-        )
+        require_one_of(self.linkage, linkages, "linkage")
 
     def check(self, population: Population) -> None:
         clients = len(population)

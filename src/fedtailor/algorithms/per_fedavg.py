@@ -20,6 +20,7 @@ from fedtailor.protocol import (
     TracedInt,
     hyperparameters,
     require,
+    require_one_of,
 )
 
 
@@ -78,10 +79,7 @@ class PerFedAvg(FedAvg):
 
     def __post_init__(self) -> None:
         variants = ("hf", "hf-difference", "fo")
-        require(
-            self.variant in variants,
-            f"variant is {self.variant!r}; it must be one of {', '.join(variants)}",
-        )
+        require_one_of(self.variant, variants, "variant")
         require(self.alpha >= 0, f"alpha is {self.alpha}; it must be 0 or more")
         require(self.delta > 0, f"delta is {self.delta}; it must be above 0")
         require(

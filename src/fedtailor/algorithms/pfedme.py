@@ -25,6 +25,7 @@ from fedtailor.protocol import (
     TracedInt,
     hyperparameters,
     require,
+    require_one_of,
 )
 
 
@@ -91,10 +92,7 @@ class PFedMe(PersonalModelAlgorithm):
 
     def __post_init__(self) -> None:
         choices = ("personal", "global")
-        require(
-            self.predict_with in choices,
-            f"predict_with is {self.predict_with!r}; it must be one of {choices}",
-        )
+        require_one_of(self.predict_with, choices, "predict_with")
         require_plain_sgd("pfedme's inner steps", self.sgd)
         require(
             self.inner_steps >= 1,

@@ -36,6 +36,7 @@ from fedtailor.protocol import (
     hyperparameters,
     is_off,
     require,
+    require_one_of,
     server_state,
     sums_type,
 )
@@ -142,10 +143,7 @@ class SelfFL(PersonalModelAlgorithm):
     def __post_init__(self) -> None:
         weights = ("variance", "samples", "uniform")
         kinds = ("unit", "fisher", "literal", "power")
-        require(
-            self.weights in weights,
-            f"weights is {self.weights!r}; it must be one of {', '.join(weights)}",
-        )
+        require_one_of(self.weights, weights, "weights")
         known = (
             self.curvature in kinds
             if isinstance(self.curvature, str)

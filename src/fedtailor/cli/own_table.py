@@ -256,8 +256,8 @@ def table_experiment(
         "bracket": ["sgd.lr"] if options.lr is None else [],
         "seeds": list(options.all_seeds()),
         "measured": list(options.metrics),
-        # Baselines take rows with classes or numbers.
-        "baselines": [] if options.window or options.event else list(options.baselines),
+        # Baselines take rows, no windows of them.
+        "baselines": [] if options.window else list(options.baselines),
         "metrics": ["mean", "worst", "worst10"],
         "scenarios": {name: scenario},
         "algorithms": {

@@ -8,7 +8,7 @@ import numpy as np
 from fedtailor.conformal import Calibration
 from fedtailor.deployment.data import is_of_machines
 from fedtailor.deployment.opening import OpenedRun, final_folder, is_export, open_run
-from fedtailor.models import Model
+from fedtailor.models import Architecture, Model
 from fedtailor.protocol import require
 from fedtailor.report.coverage import calibration_of_rows
 from fedtailor.storage.calibration_file import CALIBRATION, read_calibration
@@ -16,8 +16,14 @@ from fedtailor.storage.final_models import read_final
 from fedtailor.tasks import cross_entropy, squared_error, task_of
 
 
-def calibration_at(directory: Path | str) -> Calibration:
+def calibration_at(
+    directory: Path | str, model: Model | Architecture | None = None
+) -> Calibration:
     """The calibration of a run, of final or of exported models.
+
+    Args:
+        directory: of the run, of the final models or of the export.
+        model: the model, or its network, if only the user's code knows it.
 
     Raises:
         ValueError: there is none.
@@ -27,7 +33,7 @@ def calibration_at(directory: Path | str) -> Calibration:
     if final is None:
         if is_export(path):
             return read_calibration(path)
-        return calibration_of(open_run(path))
+        return calibration_of(open_run(path, model=model))
     require(
         (final / CALIBRATION).exists(),
         f"{final} holds no {CALIBRATION}, which sets and intervals are from: its models"

@@ -14,7 +14,7 @@ from fedtailor._documentation import see
 from fedtailor._files import file_digest, private_folder, publish, reason
 from fedtailor.conformal import Calibration
 from fedtailor.executors import Settings
-from fedtailor.models import Model
+from fedtailor.models import Architecture, Model
 from fedtailor.protocol import Diverged, check_choice, require
 from fedtailor.report.comparison import slug
 from fedtailor.report.coverage import calibration_of_rows, predicted_kind
@@ -34,6 +34,7 @@ from fedtailor.storage.final_models import (
     FinalModels,
     read_final,
 )
+from fedtailor.storage.frozen_file import read_frozen
 from fedtailor.storage.run_files import COMPARISON_INDEX
 from fedtailor.tables import from_table
 from fedtailor.training import AfterRound, RunSpec, Training
@@ -51,6 +52,7 @@ def finalize(
     use: Literal["per-client", "for-all"] = "per-client",
     table: Path | None = None,
     keep_test: bool = False,
+    model: Model | Architecture | None = None,
     settings: Settings = Settings(),  # noqa: B008 (frozen)
     follow: Follow | None = None,
 ) -> tuple[Path, FinalModels]:
@@ -74,6 +76,7 @@ def finalize(
             that it recommends for all.
         table: path of the table, if the file was moved.
         keep_test: do not train on the test rows of the first split.
+        model: the model, or its network, if only the user's code knows it.
         settings: devices and other settings of the executor.
         follow: shows the progress of each training.
 
@@ -103,7 +106,9 @@ def finalize(
             tested = {label: runs[label][0].rows for label in labels}
             for label in labels:
                 where = temporary / RUNS / folders[label]
-                trained = _train(label, runs[label], data, where, settings, follow)
+                trained = _train(
+                    label, runs[label], data, where, model, settings, follow
+                )
                 if keep_test:
                     tested[label] = trained.row_outcomes()
             calibration = _calibration(runs, used, tested)
@@ -279,14 +284,22 @@ def _train(
     runs: Sequence[StoredRun],
     data: Any,
     directory: Path,
+    given: Model | Architecture | None,
     settings: Settings,
     follow: Follow | None,
 ) -> Run:
     """Train a method on the rows that are to train, with the settings of its runs."""
     first = runs[0]
     rounds = round(median(run.summary["rounds"] for run in runs))
-    spec = RunSpec.from_plain(first.manifest, rounds)
+    held = read_frozen(first.path)
+    spec = RunSpec.from_plain(first.manifest, rounds, model=given, held=held)
     assert isinstance(spec.model, Model)
+    require(
+        not held or data.input_shape == spec.model.input_shape,
+        f"all rows give {_inputs(data.input_shape)}, and the frozen arrays of {label} fit"
+        f" {_inputs(spec.model.input_shape)} of the comparison; leave out columns with"
+        " rare categories there (--drop), so that both are equal",
+    )
     # More rows may give other inputs, such as a category that was too rare.
     network = spec.model.architecture.in_precision(spec.model.dtype)
     executor = executor_of(data, network, settings, directory)
@@ -302,6 +315,11 @@ def _train(
             f"{first.method} diverges on all rows with the settings that were chosen"
             f" ({error}); name another method with --method"
         ) from None
+
+
+def _inputs(shape: tuple[int, ...]) -> str:
+    """The number of inputs in words."""
+    return f"{' x '.join(map(str, shape))} inputs"
 
 
 def _folder_name(label: str, labels: Sequence[str]) -> str:

@@ -22,6 +22,7 @@ from fedtailor.decision import (
 from fedtailor.decision.intervals import MIN_SEEDS, student_interval
 from fedtailor.deployment.opening import OpenedRun, open_run
 from fedtailor.executors import Settings
+from fedtailor.models import Architecture, Model
 from fedtailor.protocol import check_choice, require
 from fedtailor.report.decision import decide
 from fedtailor.report.experiment import COMPARISON_INDEX, experiments
@@ -121,7 +122,10 @@ class Giving:
 
 
 def runs_at(
-    paths: Sequence[Path], method: str | None, settings: Settings
+    paths: Sequence[Path],
+    method: str | None,
+    settings: Settings,
+    model: Model | Architecture | None = None,
 ) -> list[OpenedRun]:
     """The runs of one method, one for each seed.
 
@@ -130,6 +134,7 @@ def runs_at(
         method: of a comparison, the label of a method; by default the one with the best
             mean.
         settings: devices and other settings of the executors.
+        model: the model, or its network, if only the user's code knows it.
 
     Raises:
         ValueError: there is no such run or method, or the directory holds several
@@ -141,7 +146,7 @@ def runs_at(
     )
     if not is_comparison:
         require(method is None, "--method is for the results of a comparison")
-        return [open_run(path, settings=settings) for path in paths]
+        return [open_run(path, model=model, settings=settings) for path in paths]
     require(len(paths) == 1, "name one result directory, or runs of one method")
     is_one = (first / COMPARISON_INDEX).exists()
     results, names = (first.parent, [first.name]) if is_one else (first, [])
@@ -161,7 +166,7 @@ def runs_at(
         assert decision is not None and decision.winner is not None
         method = decision.winner.leader
     check_choice(method, runs, "method with finished runs")
-    return [open_run(run.path, settings=settings) for run in runs[method]]
+    return [open_run(run.path, model=model, settings=settings) for run in runs[method]]
 
 
 def who_gives(
@@ -204,6 +209,11 @@ def who_gives(
     players = np.flatnonzero(~first.federation.unseen)
     names = [first.names[player] for player in players]
     require(len(players) > 1, "one client trains, and has nobody to give to")
+    require(
+        bool(first.federation.sizes["test"].any()),
+        f"{first.path} has no test rows, on which others could lose; name runs that"
+        " have some, such as the results of a comparison",
+    )
     is_sampled = shapley and len(players) > MOST_EXACT
     each = len(players)
     if shapley:

@@ -192,6 +192,11 @@ def input_differences(
     # For a large constant feature the difference is a rounding error, not a variance.
     variances = np.asarray(squares, np.float64) - means**2
     variances = np.where(variances > 1e-12 * np.abs(squares), variances, 0.0)
+    # Nor does a feature vary in a client where it does so ten thousand times less than
+    # over all: in single precision that may be rounding as well.
+    grand = n @ means / n.sum()
+    overall = n @ (variances + np.square(means - grand)) / n.sum()
+    variances = np.where(variances > 1e-8 * overall, variances, 0.0)
     variances = variances * (n / np.maximum(n - 1, 1))[:, None]
     varies = variances > 0
     compared = np.asarray(varies.any(axis=0))

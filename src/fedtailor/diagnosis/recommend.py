@@ -212,7 +212,9 @@ def _recommendation(
 
 
 def _inconclusive_message(diagnosis: Diagnosis) -> str:
-    """A warning if no pair differs significantly but ratios are large, else ""."""
+    """A warning if nothing differs significantly but ratios are large, else ""."""
+    if diagnosis.gradients.overall_p < ALPHA:
+        return ""
     ratio = diagnosis.gradients.ratio
     mean_ratio = float(np.mean(ratio[np.triu_indices(len(ratio), 1)]))
     if mean_ratio < INCONCLUSIVE_RATIO:

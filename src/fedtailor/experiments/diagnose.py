@@ -5,7 +5,9 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jax.lax import Precision
 from jaxtyping import Array, Float, Int
+from numpy.typing import NDArray
 
 from fedtailor._notebook import html_paragraphs, html_table
 from fedtailor.algorithms import UCFL, FedAvg
@@ -150,10 +152,11 @@ def diagnose(
             training.advance()
         trained = training.server.model
         warm_bytes = training.ledger.totals().bytes_up
-    evidence, probe_bytes = gather_evidence(
-        executor, network, federation.classes or 0, features, seed, trained
-    )
     preprocessing = federation.preprocessing
+    unmixing = None if preprocessing is None else preprocessing.unmixing
+    evidence, probe_bytes = gather_evidence(
+        executor, network, federation.classes or 0, features, seed, trained, unmixing
+    )
     if preprocessing is not None and evidence.feature_means is not None:
         names = preprocessing.inputs
         subset = _feature_subset(len(evidence.names), len(names))
@@ -176,6 +179,7 @@ def gather_evidence(
     features: int,
     seed: int = 0,
     trained: Float[Array, "1 d"] | None = None,
+    unmixing: NDArray[np.float64] | None = None,
 ) -> tuple[Evidence, int]:
     """Collect the evidence for a diagnosis from all seen clients, by one probe.
 
@@ -186,12 +190,16 @@ def gather_evidence(
         features: number of features of an input; 0 if inputs have no means.
         seed: random seed of the initial model and of the batches.
         trained: the model at which gradients are computed; None = the initial one.
+        unmixing: what leads from decorrelated inputs back to the columns, see
+            `PreprocessingFacts`.
 
     Returns:
         The evidence, with clients in the order of the federation, and the number of
         bytes that the clients sent.
     """
-    training = Training(DataProbe(classes, features), executor, model, seed=seed)
+    rows = () if unmixing is None else tuple(map(tuple, unmixing.tolist()))
+    algorithm = DataProbe(classes, features, rows)
+    training = Training(algorithm, executor, model, seed=seed)
     if trained is not None:
         training.server = training.server.replace(model=trained)
     training.probe()
@@ -217,6 +225,8 @@ class DataProbe(Algorithm):
     """Number of classes; 0 = targets are not labels, and are not counted."""
     features: int = 0
     """Number of features of an input; 0 = their moments are not computed."""
+    unmixing: tuple[tuple[float, ...], ...] = ()
+    """What leads from mixed inputs back to features; () = an input is its features."""
 
     @property
     def probes(self) -> bool:
@@ -236,8 +246,14 @@ class DataProbe(Algorithm):
         def count(counts: Array, batch: Batch, step: Int[Array, ""]) -> Array:
             return counts.at[batch.y].add(batch.weight)
 
+        def features(x: Array) -> Array:
+            if self.unmixing:
+                matrix = jnp.array(self.unmixing, x.dtype)
+                x = jnp.matmul(x, matrix, precision=Precision.HIGHEST)
+            return x.reshape(len(x), -1)
+
         def add(total: Array, batch: Batch, step: Int[Array, ""]) -> Array:
-            return total + batch.weight @ batch.x.reshape(len(batch.x), -1)
+            return total + batch.weight @ features(batch.x)
 
         if self.classes:
             counts = jnp.zeros(self.classes, dtype)
@@ -249,7 +265,7 @@ class DataProbe(Algorithm):
             # Sum squared deviations from the mean. The mean of squares would lose the
             # variance of large features in single precision.
             def add_square(total: Array, batch: Batch, step: Int[Array, ""]) -> Array:
-                deviations = batch.x.reshape(len(batch.x), -1) - mean
+                deviations = features(batch.x) - mean
                 return total + batch.weight @ jnp.square(deviations)
 
             squares = local.loop(zeros, add_square, epoch, _BATCH)

@@ -20,7 +20,7 @@ from fedtailor.protocol import (
     Transform,
     Update,
     hyperparameters,
-    require,
+    require_one_of,
 )
 
 TYPES = ("float16", "bfloat16")
@@ -49,10 +49,7 @@ class Cast(Transform):
     """
 
     def __post_init__(self) -> None:
-        require(
-            self.dtype in TYPES,
-            f"dtype is {self.dtype!r}; it must be one of {', '.join(TYPES)}",
-        )
+        require_one_of(self.dtype, TYPES, "dtype")
 
     def encode(
         self, update: ClientUpdate, inbox: Inbox, state: PyTree, local: LocalTrainer

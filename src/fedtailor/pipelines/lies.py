@@ -18,6 +18,7 @@ from fedtailor.protocol import (
     Update,
     hyperparameters,
     require,
+    require_one_of,
     server_rng,
 )
 
@@ -68,10 +69,7 @@ class Lies(Transform):
 
     def __post_init__(self) -> None:
         lies = get_args(Lie)
-        require(
-            self.lie in lies,
-            f"lie is {self.lie!r}; it must be one of {', '.join(lies)}",
-        )
+        require_one_of(self.lie, lies, "lie")
         check_share(self.share)
         require(self.factor > 0, f"factor is {self.factor}; it must be above 0")
 

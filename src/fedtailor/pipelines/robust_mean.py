@@ -21,6 +21,7 @@ from fedtailor.protocol import (
     Update,
     hyperparameters,
     require,
+    require_one_of,
 )
 
 Rule = Literal[
@@ -97,10 +98,7 @@ class RobustMean(Transform):
 
     def __post_init__(self) -> None:
         rules = get_args(Rule)
-        require(
-            self.rule in rules,
-            f"rule is {self.rule!r}; it must be one of {', '.join(rules)}",
-        )
+        require_one_of(self.rule, rules, "rule")
         require(
             0 <= self.liars < 0.5,
             f"liars is {self.liars}; it must be a share from 0 to below 0.5, as no rule"

@@ -5,7 +5,7 @@ imports nothing else of fedtailor but what needs no JAX (modules with an undersc
 """
 
 from fedtailor._about import About, Sees
-from fedtailor._choice import check_choice, require
+from fedtailor._choice import check_choice, require, require_one_of
 from fedtailor._renamed import old_names
 from fedtailor.protocol.algorithm import Algorithm, GlobalModel, Init
 from fedtailor.protocol.axes import along_axis, sums_type
@@ -194,6 +194,7 @@ __all__ = [
     "parse",
     "receive",
     "require",
+    "require_one_of",
     "send",
     "server_rng",
     "server_state",

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 import numpy as np
 from jaxtyping import Bool, Int
+from numpy.typing import NDArray
 
 
 class PreprocessingFacts(Protocol):
@@ -13,11 +14,16 @@ class PreprocessingFacts(Protocol):
 
     Attributes:
         inputs: names of the models' inputs.
+        unmixing: [inputs, inputs] what deviations of inputs are multiplied with to get
+            those of the columns; None if the inputs are not mixed.
         target_shift, target_scale: the user's target is y * target_scale + target_shift.
     """
 
     @property
     def inputs(self) -> tuple[str, ...]: ...
+
+    @property
+    def unmixing(self) -> NDArray[np.float64] | None: ...
 
     @property
     def target_shift(self) -> float: ...

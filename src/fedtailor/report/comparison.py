@@ -52,6 +52,9 @@ def tables(experiment: StoredExperiment) -> dict[str, ReportTable]:
         prefix = slug(scenario)
         spread_table = client_spread_table(experiment, scenario)
         _add_table(result, f"{prefix}-clients", spread_table)
+        beside = trained_baselines_table(experiment, scenario)
+        if beside is not None:
+            _add_table(result, f"{prefix}-baselines", beside)
         metrics_table = other_metrics_table(experiment, scenario)
         if metrics_table is not None:
             _add_table(result, f"{prefix}-metrics", metrics_table)
@@ -167,6 +170,33 @@ def client_spread_table(experiment: StoredExperiment, scenario: str) -> ReportTa
             for column, name in enumerate(names, 1)
             if name in RANKED_MEASURES
         },
+    )
+
+
+def trained_baselines_table(
+    experiment: StoredExperiment, scenario: str
+) -> ReportTable | None:
+    """A table of the baselines that were trained on the same rows as the methods.
+
+    Returns:
+        The table, with the measures of `client_spread_table`; None if there are none.
+    """
+    baselines = experiment.trained_baselines(scenario)
+    if not baselines:
+        return None
+    unit = experiment.unit(scenario)
+    measures = [MEASURES[name] for name in SPREAD_MEASURES if name != "unseen"]
+    rows: list[list[Cell]] = []
+    for baseline in baselines:
+        row: list[Cell] = [baseline.title]
+        row += [_cell_of(baseline.runs, unit, measure) for measure in measures]
+        row.append("all rows" if baseline.about.needs_pooled_data else NO_VALUE)
+        rows.append(row)
+    columns = ["baseline", *(measure.header for measure in measures)]
+    return ReportTable(
+        f"{scenario}: test {unit.label} of baselines on the same rows, over clients",
+        [*columns, "needs in\none place"],
+        rows,
     )
 
 
@@ -336,9 +366,14 @@ def baseline_cell(
     experiment: StoredExperiment, scenario: str, measure: Measure
 ) -> Cell:
     """A cell with the result of a model that ignores the inputs, over seeds."""
-    stored_values = [measure.compute(run) for run in experiment.baselines[scenario]]
+    return _cell_of(experiment.baselines[scenario], experiment.unit(scenario), measure)
+
+
+def _cell_of(runs: Sequence[StoredRun], unit: Unit, measure: Measure) -> Cell:
+    """A cell with a measure of the runs that have it."""
+    stored_values = [measure.compute(run) for run in runs]
     values = [value for value in stored_values if value is not None]
-    return experiment.unit(scenario).number(values) if values else NO_VALUE
+    return unit.number(values) if values else NO_VALUE
 
 
 def format_parameters(parameters: Mapping[str, Any]) -> str:

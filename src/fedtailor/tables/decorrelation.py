@@ -35,6 +35,14 @@ class Decorrelation:
     mean: tuple[float, ...]
     matrix: tuple[tuple[float, ...], ...]
 
+    @property
+    def inverse(self) -> Float64[NDArray, "inputs inputs"]:
+        """What leads back from deviations of the inputs to those of the columns.
+
+        A direction in which no training row varied stays without variance.
+        """
+        return np.linalg.pinv(np.array(self.matrix), hermitian=True)
+
     def apply(self, x: Float32[NDArray, "rows inputs"]) -> None:
         """Decorrelate inputs in place.
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 import polars as pl
-from jaxtyping import Float32, Int
+from jaxtyping import Float32, Float64, Int
 from numpy.typing import ArrayLike, NDArray
 
 from fedtailor._printable import join_names
@@ -70,6 +70,11 @@ class Preprocessing:
     def inputs(self) -> tuple[str, ...]:
         """Names of the model's inputs, in order."""
         return tuple(name for column in self.columns for name in column.inputs)
+
+    @property
+    def unmixing(self) -> Float64[NDArray, "inputs inputs"] | None:
+        """What leads from deviations of decorrelated inputs to those of the columns."""
+        return None if self.decorrelation is None else self.decorrelation.inverse
 
     @property
     def target_shift(self) -> float:

@@ -85,7 +85,10 @@ def missing_columns(
     for role, column in roles.items():
         if column not in columns:
             problem = no_such_column(role, column, columns)
-            problems.append(problem + _HINTS.get(role, ""))
+            hint = _HINTS.get(role, "")
+            if role == "target" and "event" in roles:
+                hint = "; name the column of the times to the event with target"
+            problems.append(problem + hint)
     for role, named in lists.items():
         for column in named:
             # A column of arrays has been expanded to one column per entry.

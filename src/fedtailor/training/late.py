@@ -27,6 +27,7 @@ from fedtailor.protocol import (
     draw_uniform,
     next_power_of_two,
     require,
+    require_one_of,
     sums_type,
 )
 from fedtailor.training.participation import Participation
@@ -115,10 +116,7 @@ class LateClients:
             f"buffer is {self.buffer!r}; it must be a whole number, 1 or more",
         )
         weights = get_args(Staleness)
-        require(
-            self.weight in weights,
-            f"weight is {self.weight!r}; it must be one of {', '.join(weights)}",
-        )
+        require_one_of(self.weight, weights, "weight")
         for name in ("a", "b", "alpha"):
             value = getattr(self, name)
             require(

@@ -244,6 +244,7 @@ class RunSpec:
         *,
         algorithm: Algorithm | None = None,
         model: Model | Architecture | None = None,
+        held: Iterable[FrozenArrays] = (),
     ) -> "RunSpec":
         """The settings of a run from its manifest; the inverse of `to_plain`.
 
@@ -252,6 +253,7 @@ class RunSpec:
             rounds: of the run, which the manifest does not hold.
             algorithm: the method, if the manifest's is not to be used.
             model: the model, likewise.
+            held: the frozen arrays beside the manifest.
 
         Raises:
             ValueError: the manifest does not determine the run.
@@ -262,7 +264,7 @@ class RunSpec:
         }
         return cls(
             method_of_run(manifest) if algorithm is None else algorithm,
-            model_of_run(manifest, model),
+            model_of_run(manifest, model, held),
             rounds,
             seed=run["seed"],
             participation=from_plain(

@@ -4,19 +4,21 @@ import json
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Annotated
 
 import tyro
 
 from fedtailor._printable import say
 
-Positional = tyro.conf.Positional
+DirArgument = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
+KitArgument = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="KIT")]
 
 
 @dataclass(frozen=True)
 class StatusOptions:
     """Say what a federation's coordinator is doing, or was doing when it ended."""
 
-    dir: Positional[Path]
+    dir: DirArgument
     """Directory of the federation."""
     json: bool = False
     """Print one JSON object."""
@@ -28,7 +30,7 @@ class RenewOptions:
     not accepted any more, by a coordinator that is running either.
     """
 
-    dir: Positional[Path]
+    dir: DirArgument
     """Directory of the federation."""
     clients: str | None = None
     """Names of clients that get new keys, separated by commas; the certificate stays."""
@@ -42,9 +44,9 @@ class RevokeOptions:
     its name lets it in again.
     """
 
-    dir: Positional[Path]
+    dir: DirArgument
     """Directory of the federation."""
-    client: Positional[str]
+    client: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="CLIENT")]
     """Name of the client."""
 
 

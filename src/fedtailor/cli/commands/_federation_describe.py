@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import tyro
-
 from fedtailor._printable import say, say_block
+from fedtailor.cli.commands._federation_admin import DirArgument
 from fedtailor.cli.commands.describe import check_out, show_description
 from fedtailor.cli.options import as_option
 from fedtailor.protocol import require
@@ -25,7 +24,7 @@ class Describe:
     show, at a client, what it would send.
     """
 
-    dir: tyro.conf.Positional[Path]
+    dir: DirArgument
     """Directory of the federation; or a client's kit, with --data."""
     data: Path | None = None
     """At a client: its examples. What it would send is printed, and nothing sent."""

@@ -167,7 +167,8 @@ def compare(arguments: list[str]) -> int:
         from fedtailor.deployment.finalizing import is_current
 
         if not is_current(index.parent):
-            write_final(options.out, name, quiet=True)
+            own = options.model if ".py:" in options.model else None
+            write_final(options.out, name, model=own, quiet=True)
     # Print the same tables as `fedtailor report`.
     format_options = ["--format", "json"] if options.json else []
     if options.details:

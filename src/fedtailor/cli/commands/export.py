@@ -50,7 +50,8 @@ def export(arguments: list[str]) -> int:
     from fedtailor.storage.calibration_file import write_calibration
 
     clients = tuple(dict.fromkeys(options.clients)) or None
-    runs = runs_of_clients(options.run, clients, given_model(options.model))
+    network = given_model(options.model)
+    runs = runs_of_clients(options.run, clients, network)
     models = [run.personal(name) for name, run in runs.items()]
     if options.format == "onnx":
         export_onnx(models, options.out, encoded=options.encoded)
@@ -62,7 +63,7 @@ def export(arguments: list[str]) -> int:
         )
         export_models(models, options.out)
     try:
-        calibration = calibration_at(options.run)
+        calibration = calibration_at(options.run, network)
     except Damaged:
         raise
     except ValueError:

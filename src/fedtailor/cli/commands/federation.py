@@ -15,7 +15,8 @@ import tyro
 from fedtailor._memory import save_memory
 from fedtailor._printable import csv_of_frame, say, say_block, say_status
 from fedtailor.cli.commands._federation_admin import (
-    Positional,
+    DirArgument,
+    KitArgument,
     RenewOptions,
     RevokeOptions,
     StatusOptions,
@@ -69,7 +70,7 @@ class InitOptions:
     overwritten.
     """
 
-    dir: Positional[Path]
+    dir: DirArgument
     """Directory of the federation."""
     clients: str
     """Names of the clients, separated by commas."""
@@ -101,7 +102,7 @@ class ServeOptions:
     train.
     """
 
-    dir: Positional[Path]
+    dir: DirArgument
     """Directory of the federation."""
     listen: str = "0.0.0.0"
     """Address to listen on; all of this machine's by default."""
@@ -147,7 +148,7 @@ class ServeOptions:
 class JoinOptions:
     """Take part in a federation as a client, until stopped with Ctrl-C."""
 
-    kit: Positional[Path]
+    kit: KitArgument
     """The kit that the coordinator made for this client, with the job file in it."""
     data: Path | None = None
     """The client's examples: .csv, .tsv or .parquet."""
@@ -171,7 +172,7 @@ class JoinOptions:
 class PolicyOptions:
     """Print what this client allows, and what it has answered and spent."""
 
-    kit: Positional[Path]
+    kit: KitArgument
     """The client's kit."""
 
 
@@ -181,7 +182,7 @@ class AuditOptions:
     beginning of the SHA-256, and for a refusal its code.
     """
 
-    kit: Positional[Path]
+    kit: KitArgument
     """The client's kit."""
     last: int = 20
     """Number of messages."""
@@ -196,7 +197,7 @@ class AuditOptions:
 class PredictOptions:
     """Predict with the personal model that the training left at this client."""
 
-    kit: Positional[Path]
+    kit: KitArgument
     """The client's kit."""
     data: Path
     """Examples with the columns of the job; the target may be missing."""
@@ -216,7 +217,7 @@ class PredictOptions:
 class SimulateOptions:
     """Run a federation's job on this machine, with one file for each client."""
 
-    dir: Positional[Path]
+    dir: DirArgument
     """Directory of the federation."""
     data: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="FILE ...")]
     """The clients' files, in the order of their names."""

@@ -45,6 +45,8 @@ class Options:
     """Do not train on the test rows of the first split: sets and intervals (`predict
     --coverage`) are then a promise of these models.
     """
+    model: str | None = None
+    """FILE.py:NAME that makes the network, if it is your own code (it is run)."""
     json: bool = False
     """Print one JSON object: where the models are, and which client uses which."""
 
@@ -60,6 +62,7 @@ def finalize(arguments: list[str]) -> int:
         use=options.use,
         table=options.table,
         keep_test=options.keep_test,
+        model=options.model,
         quiet=options.json,
     )
     if options.json:
@@ -77,11 +80,13 @@ def write_final(
     use: Literal["per-client", "for-all"] = "per-client",
     table: Path | None = None,
     keep_test: bool = False,
+    model: str | None = None,
     quiet: bool = False,
 ) -> Path:
     """Refits the chosen methods, and says where the models are."""
     from fedtailor.cli.progress import explain_interrupt, progress_of
     from fedtailor.deployment.finalizing import finalize as refit
+    from fedtailor.experiments.texts import given_model
 
     with explain_interrupt("stopped; nothing was written"):
         directory, record = refit(
@@ -92,6 +97,7 @@ def write_final(
             use=use,
             table=table,
             keep_test=keep_test,
+            model=given_model(model),
             follow=progress_of,
         )
     if not quiet:

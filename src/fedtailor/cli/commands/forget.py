@@ -45,15 +45,17 @@ class Options:
     """FILE.py:NAME that makes the network, if it is your own code (it is run)."""
 
 
-def _mean_score(run: "Run", clients: Collection[str]) -> float:
-    """The mean of a run's metric on test after the last round, over some clients."""
+def _mean_score(run: "Run", clients: Collection[str]) -> float | None:
+    """The mean of a run's metric on test after the last round, over some clients; None
+    without test rows.
+    """
     evaluations = run.frame().filter(
         (pl.col("metric") == run.summary().metric)
         & (pl.col("split") == "test")
         & pl.col("client").is_in(list(clients))
     )
     final_scores = evaluations.filter(pl.col("round") == pl.col("round").max())["value"]
-    return float(final_scores.to_numpy().mean()) if len(final_scores) else float("nan")
+    return float(final_scores.to_numpy().mean()) if len(final_scores) else None
 
 
 def forget(arguments: list[str]) -> int:
@@ -84,10 +86,11 @@ def forget(arguments: list[str]) -> int:
     )
     count, path = len(remaining_clients), options.out.resolve()
     say(f"Retrained on {count} of {len(run.names)} clients: {path}")
-    say(
-        f"Test {run.stored.metric}, mean over these {count} clients: {after:.4f}"
-        f" (before: {before:.4f})"
-    )
+    if after is not None and before is not None:
+        say(
+            f"Test {run.stored.metric}, mean over these {count} clients: {after:.4f}"
+            f" (before: {before:.4f})"
+        )
     say(
         "Nothing of the client was found in the new directory; what was searched for:"
         f" {options.out / PROOF}"

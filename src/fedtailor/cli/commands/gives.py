@@ -40,6 +40,8 @@ class Options:
     """Print one JSON object."""
     devices: int | None = None
     """Devices to use (all by default)."""
+    model: str | None = None
+    """FILE.py:NAME that makes the network, if it is your own code (it is run)."""
 
     def __post_init__(self) -> None:
         check_counts(self, "devices", "permutations")
@@ -50,11 +52,12 @@ def gives(arguments: list[str]) -> int:
     options = parse(Options, arguments, "fedtailor gives")
     from fedtailor.deployment.giving import runs_at, who_gives
     from fedtailor.executors import Settings
+    from fedtailor.experiments.texts import given_model
 
     if not options.runs:
         raise ValueError("name the results of a comparison, or runs of one method")
     settings = Settings(devices=options.devices)
-    runs = runs_at(options.runs, options.method, settings)
+    runs = runs_at(options.runs, options.method, settings, given_model(options.model))
 
     def progress(number: int, most: int) -> None:
         say_status(f"training {number} of at most {most}")

@@ -72,14 +72,14 @@ def predict(arguments: list[str]) -> int:
     from fedtailor.deployment.predictions import predictions
     from fedtailor.experiments.texts import given_model
 
-    models = models_at(
-        options.run,
-        None if options.client is None else [options.client],
-        given_model(options.model),
-    )
+    network = given_model(options.model)
+    client = None if options.client is None else [options.client]
+    models = models_at(options.run, client, network)
     is_calibrated = options.coverage is not None or options.calibrated
     with as_typed():
-        calibration = calibration_at(options.run) if is_calibrated else None
+        calibration = None
+        if is_calibrated:
+            calibration = calibration_at(options.run, network)
         table = predictions(
             models,
             options.rows,

@@ -27,7 +27,7 @@ from fedtailor.federation import (
     standardize,
 )
 from fedtailor.models import mlp
-from fedtailor.protocol import SGD, Algorithm, require
+from fedtailor.protocol import SGD, Algorithm, require_one_of
 
 SCALE = 0.5
 
@@ -146,10 +146,7 @@ def digits_liars(
     elif attack == "none":
         poisoned = honest
     else:
-        require(
-            attack in ("flip-labels", "random-labels"),
-            f"attack is {attack!r}; it must be one of {', '.join(get_args(Attack))}",
-        )
+        require_one_of(attack, get_args(Attack), "attack")
         labels = "flip" if attack == "flip-labels" else "random"
         poisoned = WrongLabels(liars, labels)(honest, seed=seed)
     return replace(poisoned, name="digits-liars")

@@ -78,6 +78,8 @@ def scenario_sections(
     clients = _truncated(client_table(scenario, runs, decision), lines)
     metrics_table = comparison.other_metrics_table(experiment, scenario)
     method_tables = [comparison.client_spread_table(experiment, scenario)]
+    baselines_table = comparison.trained_baselines_table(experiment, scenario)
+    method_tables += [] if baselines_table is None else [baselines_table]
     method_tables += [] if metrics_table is None else [metrics_table]
     evidence = [
         Section("Methods", tables=method_tables),

@@ -83,6 +83,7 @@ class FedProto(PersonalModelAlgorithm):
         unseen_clients_get="trains alone in as many rounds, towards the prototypes",
         models_received="nothing",
         server_sees="sums",
+        in_common="the number of features",
     )
 
     sgd: SGD = SGD(lr=0.01, momentum=0.5, epochs=1, batch_size=8)

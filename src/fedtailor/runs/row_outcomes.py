@@ -112,7 +112,7 @@ def scores_of_splits(
                 name = table.names[row]
                 of_client = getattr(federation, split)[int(table.original_index[row])]
                 found[split][name] = _client_scores(
-                    model, predictors[name], federation, of_client
+                    model.of_client(name), predictors[name], federation, of_client
                 )
     return found
 

@@ -68,7 +68,9 @@ that is not installed.
 """
 
 
-@pytest.mark.parametrize("package", sorted(set(api.PACKAGES) - api.WITHOUT_EXAMPLE))
+@pytest.mark.parametrize(
+    "package", sorted(set(api.PACKAGES) - set(api.WITHOUT_EXAMPLE))
+)
 def test_every_public_name_of_a_package_has_an_example(package):
     module = import_module(f"fedtailor.{package}")
     without = {
@@ -77,6 +79,30 @@ def test_every_public_name_of_a_package_has_an_example(package):
         if ">>> " not in inspect.getdoc(getattr(module, name))
     }
     assert without == WITHOUT_EXAMPLE.get(package, set())
+
+
+def test_scenarios_are_called_alike():
+    """So that one example is one of all."""
+    for scenario in ft.scenarios.SCENARIOS.values():
+        name, build = scenario.name, scenario.build
+        seed, *others = inspect.signature(build).parameters.values()
+        assert (seed.name, seed.default) == ("seed", 0), name
+        for argument in others:
+            assert argument.kind is inspect.Parameter.KEYWORD_ONLY, name
+            assert argument.default is not inspect.Parameter.empty, name
+
+
+def test_every_name_of_the_protocol_is_used_in_the_source():
+    """So that there is a place at which to read how."""
+    source = Path(ft.__file__).parent
+    used = set()
+    for path in source.rglob("*.py"):
+        if path.parent == source / "protocol":
+            continue
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.module == "fedtailor.protocol":
+                used |= {alias.name for alias in node.names}
+    assert not set(api.names_of("protocol")) - used
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +116,7 @@ def common():
 def examples():
     """The names that have an example, with their package ("" is fedtailor itself)."""
     yield from (("", name) for name in api.main_names())
-    for package in sorted(set(api.PACKAGES) - api.WITHOUT_EXAMPLE):
+    for package in sorted(set(api.PACKAGES) - set(api.WITHOUT_EXAMPLE)):
         without = WITHOUT_EXAMPLE.get(package, set())
         names = (name for name in api.names_of(package) if name not in without)
         yield from ((package, name) for name in names)

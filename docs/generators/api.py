@@ -80,10 +80,20 @@ rows = pl.DataFrame(
 }
 """Package -> what the examples of its names go on from besides."""
 
-WITHOUT_EXAMPLE = {"experiments.scenarios", "protocol"}
-"""Scenarios are called alike (`fedtailor scenarios NAME` has more), and the types of
-`protocol` have their examples in docs/write-an-algorithm.md.
-"""
+WITHOUT_EXAMPLE = {
+    "experiments.scenarios": (
+        "All are called alike: `ft.scenarios.digits_rotated(seed=0, clients=8)` is a"
+        " federation, as with every other name, whose further arguments are keywords;"
+        " `fedtailor scenarios NAME` shows the data, the model and the settings."
+    ),
+    "protocol": (
+        "A method in one file, with most of these names, is in"
+        " [a new method](../../write-an-algorithm.md). The others are for methods,"
+        " transforms, metrics and executors that do more: each is used in fedtailor's own"
+        " source."
+    ),
+}
+"""Packages whose names have no example of their own -> what is written in their place."""
 
 
 def pages() -> dict[str, str]:
@@ -188,7 +198,9 @@ def _package(name: str) -> str:
         f"# fedtailor.{name}\n\n*For whom: you write Python with fedtailor.*"
         f" {escaped(PACKAGES[name])}\n\n"
     )
-    if name not in WITHOUT_EXAMPLE:
+    if name in WITHOUT_EXAMPLE:
+        introduction += f"{WITHOUT_EXAMPLE[name]}\n\n"
+    else:
         introduction += (
             f"The examples go on from\n\n```python\n{beginning(name)}```\n\n"
         )

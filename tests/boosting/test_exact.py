@@ -128,6 +128,19 @@ def test_agreed_bins_split_rows_at_the_quantiles(most_bins):
         assert len(thresholds) <= most_bins - 1
 
 
+@pytest.mark.parametrize("at_once", [2, 3, 5])
+def test_several_halvings_at_once_find_the_same_bins(at_once):
+    x, _ = data(None)
+
+    def counts_below(candidates):
+        return (x.T[:, None, :] <= candidates[..., None]).sum(axis=-1)
+
+    found = agree_on_bins(counts_below, ROWS, 5, 30, at_once=at_once)
+    expected = agree_on_bins(counts_below, ROWS, 5, 30)
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
 def test_agreed_bins_are_as_good_as_pooled_ones():
     x, y = data(None)
     new_x, new_y = data(None, seed=1)

@@ -14,7 +14,14 @@ from pathlib import Path
 import numpy as np
 
 from campaigns.file_events import Steps, watching
-from campaigns.small_run import FEDERATION, ROUNDS, measured, start, start_on_table
+from campaigns.small_run import (
+    FEDERATION,
+    ROUNDS,
+    boost_table,
+    measured,
+    start,
+    start_on_table,
+)
 from fedtailor.boosting import (
     BoostingSettings,
     boost_federation,
@@ -74,6 +81,8 @@ class Faults:
         write_calibration(self._calibration, folder / "calibration")
         self._trees = boost_federation(FEDERATION, TREES).shared
         save_boosted(self._trees, folder / "trees")
+        boost_table(self._table, folder / "boosted")
+        self._uses_of_trees = self._use(folder / "boosted")
 
     def kill(self, rng: np.random.Generator) -> None:
         """The process dies at a random change, some bytes of what it was writing are
@@ -233,6 +242,10 @@ class Faults:
             return
         x = FEDERATION.x
         assert np.array_equal(found.outputs(x), self._trees.outputs(x))
+
+    def flip_bit_of_boosted(self, rng: np.random.Generator) -> None:
+        """A bit of a run of federated boosting on a table flips."""
+        self._flip_and_use("boosted", rng, self._use, self._uses_of_trees)
 
     def flip_bit_of_opened(self, rng: np.random.Generator) -> None:
         """A bit of a run on a table flips; its models predict and are described as
@@ -415,6 +428,7 @@ FAULTS = (
     "flip_bit_of_federation",
     "flip_bit_of_calibration",
     "flip_bit_of_trees",
+    "flip_bit_of_boosted",
     "flip_bit_of_opened",
     "flip_bit_of_final",
 )

@@ -14,6 +14,7 @@ from unittest.mock import patch
 import numpy as np
 import polars as pl
 
+from fedtailor.remote.boosting_server import boost_clients
 from fedtailor.remote.client import responder_of
 from fedtailor.remote.client_store import ClientStore
 from fedtailor.remote.coordinate import coordinate
@@ -59,6 +60,13 @@ _LISTED = 'first = "number"\nsecond = "number"\nward = ["surgery", "medicine"]'
 _POOLED = 'first = "number"\nsecond = "number"\nward = "category"\nday = "date"'
 _CLASSES = 'classes = ["no", "yes"]'
 _FEDAVG = 'use = "fedavg"\n' + _SGD.format(private="")
+_BOOSTING = """secure_aggregation = true
+[boosting]
+trees = 2
+leaves = 3
+least_rows = 2
+bins = 8
+"""
 _KINDS = {
     "ditto": (
         "label",
@@ -90,6 +98,7 @@ _KINDS = {
         "",
     ),
     "sums": ("label", _CLASSES, _LISTED, _FEDAVG, "secure_aggregation = true"),
+    "trees": ("label", _CLASSES, _LISTED, _FEDAVG, _BOOSTING),
     "private": (
         "label",
         _CLASSES,
@@ -170,7 +179,7 @@ class MarkedFederation:
                 columns=columns,
                 method=method,
                 rounds=ROUNDS,
-                minimum=len(NAMES) if self.kind == "sums" else 2,
+                minimum=len(NAMES) if "secure" in privacy else 2,
                 privacy=privacy,
             )
         )
@@ -274,6 +283,11 @@ def train(job, transport, directory: Path, lines: list[str], **options):
         log=lines.append,
         **options,
     )
+    if job.boosting is not None:
+        trees = directory.with_name("boosted")
+        boost_clients(
+            job, transport, rows, trees, statistics=statistics, log=lines.append
+        )
     return run.training
 
 

@@ -8,11 +8,13 @@ import numpy as np
 
 from conformance.problems import classification, softmax_model
 from fedtailor.algorithms import UCFL, Local
-from fedtailor.models import logistic
+from fedtailor.baselines import evaluate, find_baseline
+from fedtailor.models import linear, logistic
 from fedtailor.protocol import SGD
 from fedtailor.runs import run
 from fedtailor.storage.run_files import LEDGER, METRICS
 from fedtailor.tables import from_table
+from fedtailor.training.binding import bind
 
 ROUNDS = 3
 FEDERATION = classification(unseen=[False, False, True, False, False])
@@ -54,6 +56,12 @@ def start_on_table(directory: Path):
         keep_rows=True,
     )
     return path
+
+
+def boost_table(path: Path, directory: Path) -> None:
+    """Federated boosting of the same table, with the models that it keeps."""
+    table = from_table(path, client="ward", target="verdict", keep_correlated=True)
+    evaluate(find_baseline("trees-federated"), table, bind(linear(), table), directory)
 
 
 def measured(directory: Path) -> dict[str, bytes]:

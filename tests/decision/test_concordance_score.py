@@ -89,3 +89,19 @@ def test_where_there_is_no_gain_few_are_found():
             verdicts.append(client_gains(frame, "local", "c_index")["verdict"][0])
         wrong = np.mean([verdict != "cannot tell" for verdict in verdicts])
         assert wrong <= 0.1
+
+
+def test_events_before_all_others_are_ranked_as_two_classes_are():
+    """All events are at time 1, all others are censored at 2: the pairs are those of an
+    area under the ROC curve, and so are the metric and the least variance.
+    """
+    seen, kept = 7, 5
+    scores = np.random.default_rng(6).normal(size=seen + kept)
+    times = np.array([1.0] * seen + [-2.0] * kept)
+    classes = np.array([1.0] * seen + [0.0] * kept)
+    index, area = SCORE, SCORES["roc_auc"]
+    assert index.value(scores, times) == pytest.approx(area.value(scores, classes))
+    least = 2 / (kept**2 * (seen + 1) * (seen + 2))
+    least += 2 / (seen**2 * (kept + 1) * (kept + 2))
+    assert area.least_variance(classes) == pytest.approx(least, rel=1e-12)
+    assert index.least_variance(times) == pytest.approx(least, rel=1e-12)

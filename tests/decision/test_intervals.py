@@ -339,3 +339,15 @@ def test_the_residual_is_taken_off_the_component_with_more_degrees_of_freedom():
         np.sqrt(squared),
         rtol=1e-10,
     )
+
+
+@pytest.mark.parametrize("name", ["accuracy", "loss", "rmse", "r2"])
+def test_a_difference_of_worths_is_led_back_to_a_gain_in_the_metric(name):
+    rng = np.random.default_rng(5)
+    score, truth = SCORES[name], rng.normal(size=40)
+    base, other = rng.uniform(0.1, 0.6, size=(2, 40))
+    (worth, _), (base_worth, _) = score.worth(other, truth), score.worth(base, truth)
+    value, base_value = score.value(other, truth), score.value(base, truth)
+    better = value - base_value if score.higher_is_better else base_value - value
+    found = score.gain(worth - base_worth, base_value)
+    np.testing.assert_allclose(found, better, rtol=1e-10)

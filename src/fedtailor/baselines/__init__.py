@@ -6,17 +6,20 @@ split, and stored as a run is: its metrics, the outcome of every test row and a 
 
 from fedtailor.baselines.baseline import (
     Baseline,
+    KeptModels,
     Predict,
     Problem,
     baseline_names,
     default_baselines,
     find_baseline,
 )
-from fedtailor.baselines.evaluation import NAME_IN_MANIFEST, evaluate
+from fedtailor.baselines.evaluation import CHOSEN, NAME_IN_MANIFEST, evaluate
 
 __all__ = [
+    "CHOSEN",
     "NAME_IN_MANIFEST",
     "Baseline",
+    "KeptModels",
     "Predict",
     "Problem",
     "baseline_names",

@@ -1,7 +1,7 @@
 """`Baseline`: a model that is trained by itself, beside the federated methods."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, ClassVar
@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from jaxtyping import Float
 from numpy.typing import NDArray
 
+from fedtailor.models import Model
 from fedtailor.protocol import check_choice
 from fedtailor.tasks import Survival, Task
 
@@ -31,6 +32,7 @@ class Problem:
         val_x, val_y: likewise of the validation rows, by which some choose a number of
             trees; empty = there are none.
         task: what is predicted; None = classes, or numbers.
+        names: the clients' names; empty = they have none.
     """
 
     x: Sequence[Float[NDArray[Any], "n d"]]
@@ -40,9 +42,27 @@ class Problem:
     val_x: Sequence[NDArray[Any]] = ()
     val_y: Sequence[NDArray[Any]] = ()
     task: Task | None = None
+    names: Sequence[str] = ()
 
     def __len__(self) -> int:
         return len(self.x)
+
+
+@dataclass(frozen=True)
+class KeptModels:
+    """Models of a baseline that can be kept, exported and used like those of a method.
+
+    Attributes:
+        model: the network.
+        vectors: for each client that trained, its model [d].
+        shared: the model [d] of clients that did not train.
+        chosen: what was chosen on validation rows, by name, for `Baseline.with_choices`.
+    """
+
+    model: Model
+    vectors: Sequence[Any]
+    shared: Any
+    chosen: Mapping[str, Any]
 
 
 class Baseline(ABC):
@@ -61,6 +81,10 @@ class Baseline(ABC):
     """Whether its predictions are linear in the inputs (before a softmax)."""
     by_default: ClassVar[bool] = True
     """Whether a comparison trains it without being asked."""
+    keeps_models: ClassVar[bool] = False
+    """Whether its models can be kept and refitted (`keep`, `with_choices`)."""
+    about: ClassVar[str] = ""
+    """What is trained and what travels, in sentences, for the card of a kept model."""
     registry: ClassVar[dict[str, type["Baseline"]]] = {}
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -83,6 +107,24 @@ class Baseline(ABC):
         Raises:
             ValueError: it cannot be trained on these rows; the message says why.
         """
+
+    def keep(self, fitted: Any, model: Model) -> KeptModels:
+        """The models of what `fit` returned, if it `keeps_models`.
+
+        Args:
+            fitted: what `fit` returned.
+            model: a model of the same inputs and outputs.
+        """
+        raise NotImplementedError(f"{self.name} keeps no models")
+
+    def with_choices(self, chosen: Sequence[Mapping[str, Any]]) -> "Baseline":
+        """This baseline with what several trainings chose, for rows without validation
+        rows; if it `keeps_models`.
+
+        Args:
+            chosen: `KeptModels.chosen` of each training.
+        """
+        raise NotImplementedError(f"{self.name} keeps no models")
 
 
 def baseline_names() -> tuple[str, ...]:

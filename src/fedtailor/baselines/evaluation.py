@@ -14,15 +14,24 @@ from jaxtyping import Array
 from numpy.typing import NDArray
 
 from fedtailor.accounting import Ledger
-from fedtailor.baselines.baseline import Baseline, Predict, Problem
+from fedtailor.baselines.baseline import Baseline, KeptModels, Predict, Problem
+from fedtailor.conformal import LEAST_ROWS, TEMPERATURE, fit_temperature
 from fedtailor.federation import Client, Federation, Split
 from fedtailor.metrics import Metric
 from fedtailor.metrics.rows import row_scores, rows_frame
 from fedtailor.models import Model
 from fedtailor.protocol import require, to_plain
-from fedtailor.storage import RunDirectory
-from fedtailor.storage.manifest import versions
-from fedtailor.storage.run_files import CLIENTS, LEDGER, METRICS, ROWS, clients
+from fedtailor.storage import PersonalModel, RunDirectory
+from fedtailor.storage.manifest import origin_settings, versions
+from fedtailor.storage.run_files import (
+    CLIENTS,
+    LEDGER,
+    METRICS,
+    ROWS,
+    VALIDATION,
+    clients,
+)
+from fedtailor.tables import Preprocessing
 from fedtailor.tasks import Survival
 from fedtailor.training import Metrics
 from fedtailor.training.metrics import Evaluation, select_metrics
@@ -31,6 +40,8 @@ _BLOCK = 128
 """Rows that one program scores."""
 NAME_IN_MANIFEST = "baseline"
 """The key of a manifest's `[algorithm]` that says that its run is one of a baseline."""
+CHOSEN = "chosen"
+"""The key of a summary that holds what a baseline chose on validation rows."""
 
 
 def evaluate(
@@ -44,9 +55,10 @@ def evaluate(
 ) -> None:
     """Train a baseline and write its run directory, unless that is finished.
 
-    The directory has the files of a run, without models and checkpoints:
-    manifest.toml, clients.parquet, metrics.parquet (round 1), ledger.parquet (empty),
-    rows.parquet and summary.json.
+    The directory has the files of a run, without checkpoints: manifest.toml,
+    clients.parquet, metrics.parquet (round 1), ledger.parquet (empty), rows.parquet and
+    summary.json; and the models, if the baseline keeps them, with validation.parquet and
+    the preprocessing of a table.
 
     Args:
         baseline: what is trained.
@@ -84,8 +96,10 @@ def evaluate(
         [_inputs(federation, client.val) for client in seen],
         [client.val.y for client in seen],
         model.task,
+        [client.name for client in seen],
     )
     predict = baseline.fit(problem)
+    kept = baseline.keep(predict, model) if baseline.keeps_models else None
     scored = {
         split: [
             _score(
@@ -103,7 +117,8 @@ def evaluate(
         for split, scores in scored.items()
         for evaluation in _evaluations(federation, seen, split, scores, measured)
     ]
-    rows = _rows(model, federation, seen, [scores.rows for scores in scored["test"]])
+    rows = _rows(model, federation, seen, scored["test"], "test")
+    origin = federation.origin_in(directory)
     content: dict[str, Any] = {
         "run": {
             "seed": seed,
@@ -116,8 +131,9 @@ def evaluate(
             "title": baseline.title_for(federation.classes),
             NAME_IN_MANIFEST: True,
         },
-        "model": to_plain(model),
+        "model": to_plain(model if kept is None else kept.model),
         "data": dict(federation.description),
+        **({} if origin is None else {"origin": origin_settings(origin)}),
         "versions": {**versions(), "scikit-learn": _scikit_learn_version()},
     }
     store.open(content, resume=True)
@@ -126,6 +142,11 @@ def evaluate(
         store.write_table(METRICS, Metrics(evaluations).frame(federation.names))
         store.write_table(LEDGER, Ledger().frame())
         store.write_table(ROWS, rows)
+        if kept is not None:
+            if federation.preprocessing is not None:
+                store.write_preprocessing(federation.preprocessing)
+            store.write_models(_personal(federation, seen, kept))
+            store.write_table(VALIDATION, _validation(model, federation, seen, scored))
         store.write_summary(
             {
                 "algorithm": baseline.name,
@@ -133,10 +154,51 @@ def evaluate(
                 "rounds": 1,
                 "seed": seed,
                 "seconds": perf_counter() - started,
+                **({} if kept is None else {CHOSEN: kept.chosen}),
             }
         )
     finally:
         store.close()
+
+
+def _personal(
+    federation: Federation, seen: Sequence[Client], kept: KeptModels
+) -> Iterator[PersonalModel]:
+    """The models of all clients; those that did not train have the shared one."""
+    vectors = {
+        client.name: vector for client, vector in zip(seen, kept.vectors, strict=True)
+    }
+    preprocessing = federation.preprocessing
+    assert preprocessing is None or isinstance(preprocessing, Preprocessing)
+    for name in federation.names:
+        yield PersonalModel(
+            name,
+            vectors.get(name, kept.shared),
+            kept.model,
+            federation.shift,
+            federation.scale,
+            preprocessing,
+        )
+
+
+def _validation(
+    model: Model,
+    federation: Federation,
+    seen: Sequence[Client],
+    scored: Mapping[str, Sequence["_Scores"]],
+) -> pl.DataFrame:
+    """The outcome of every validation row, and the temperatures of classes."""
+    frame = _rows(model, federation, seen, scored["val"], "val")
+    if not model.classification:
+        return frame
+    found = {}
+    for client, scores in zip(seen, scored["val"], strict=True):
+        labels, enough = client.val.y, len(client.val.y) >= LEAST_ROWS
+        found[client.name] = (
+            fit_temperature(scores.outputs, labels) if enough else np.nan
+        )
+    values = [found[name] for name in frame["client"]]
+    return frame.with_columns(pl.Series(TEMPERATURE, values, pl.Float64))
 
 
 def _scikit_learn_version() -> str:
@@ -169,10 +231,12 @@ class _Scores:
     """What a baseline's outputs for one client are worth.
 
     Attributes:
+        outputs: [n, outputs].
         rows: name -> [n], see `fedtailor.metrics.rows.row_scores`.
         statistics: metric's name -> its sums over the rows.
     """
 
+    outputs: NDArray[Any]
     rows: Mapping[str, NDArray[Any]]
     statistics: Mapping[str, Mapping[str, Any]]
 
@@ -205,7 +269,7 @@ def _score(
             for key, value in statistic.items():
                 total[key] = np.asarray(total.get(key, 0) + np.asarray(value))
     joined = {name: np.concatenate([it[name] for it in rows]) for name in rows[0]}
-    return _Scores(joined, statistics)
+    return _Scores(outputs, joined, statistics)
 
 
 @partial(jax.jit, static_argnums=(0, 1))
@@ -251,13 +315,14 @@ def _rows(
     model: Model,
     federation: Federation,
     seen: Sequence[Client],
-    scores: Sequence[Mapping[str, NDArray[Any]]],
+    scores: Sequence[_Scores],
+    split: str,
 ) -> pl.DataFrame:
-    """The outcome of every test row, as `fedtailor.runs.row_outcomes` has it."""
+    """The outcome of every row of a split, as `fedtailor.runs.row_outcomes` has it."""
     columns, numbers = [], []
-    for client, of_rows in zip(seen, scores, strict=True):
+    for client, found in zip(seen, scores, strict=True):
         # The targets of a model are standardised; results are in the user's own unit.
-        columns.append(model.task.in_units(dict(of_rows), *federation.target_units))
-        tested = federation.test[client.index]
+        columns.append(model.task.in_units(dict(found.rows), *federation.target_units))
+        tested = getattr(federation, split)[client.index]
         numbers.append(tested if federation.rows is None else federation.rows[tested])
     return rows_frame([client.name for client in seen], numbers, columns)

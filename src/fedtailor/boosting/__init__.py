@@ -4,11 +4,14 @@ from fedtailor.boosting.bins import agree_on_bins, bins_of_values
 from fedtailor.boosting.boost import (
     BoostedModel,
     BoostingSettings,
+    OwnTrees,
     boost,
     boost_alone,
+    boost_chosen,
 )
 from fedtailor.boosting.federated import BoostedFederation, boost_federation
 from fedtailor.boosting.file import load_boosted, save_boosted
+from fedtailor.boosting.network import as_vectors
 from fedtailor.boosting.rows import BoostingRequest, BoostingRows
 from fedtailor.boosting.tree import Tree
 
@@ -18,11 +21,14 @@ __all__ = [
     "BoostingRequest",
     "BoostingRows",
     "BoostingSettings",
+    "OwnTrees",
     "Tree",
     "agree_on_bins",
+    "as_vectors",
     "bins_of_values",
     "boost",
     "boost_alone",
+    "boost_chosen",
     "boost_federation",
     "load_boosted",
     "save_boosted",

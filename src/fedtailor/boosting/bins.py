@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 MOST_BINS = 255
 """Bins of an input; their numbers are bytes."""
 BISECTIONS = 30
-"""Steps of the search for quantiles: each halves the interval that holds one."""
+"""How often the search for quantiles halves the interval that holds one."""
 
 Thresholds = Sequence[Float[NDArray, " _"]]
 """For each input, the ascending upper ends of all bins but the last one."""
@@ -40,6 +40,8 @@ def agree_on_bins(
     rows: int,
     inputs: int,
     most_bins: int = MOST_BINS,
+    *,
+    at_once: int = 1,
 ) -> list[NDArray[np.float64]]:
     """Thresholds from counts over all clients: federated quantiles by bisection.
 
@@ -52,16 +54,23 @@ def agree_on_bins(
         rows: the number of all clients' rows.
         inputs: the number of inputs.
         most_bins: bins of an input.
+        at_once: halvings that one question decides, by 2^at_once - 1 candidates for each
+            quantile; a divisor of `BISECTIONS`. The thresholds do not depend on it.
     """
     shares = np.linspace(0, 1, most_bins + 1)[1:-1]
     low = np.full((inputs, len(shares)), -1.0)
     high = np.full((inputs, len(shares)), 1.0)
     wanted = np.ceil(shares * rows)
-    for _ in range(BISECTIONS):
-        middle = (low + high) / 2
-        is_enough = counts_below(_to_values(middle)) >= wanted
-        high = np.where(is_enough, middle, high)
-        low = np.where(is_enough, low, middle)
+    parts = 2**at_once
+    for _ in range(BISECTIONS // at_once):
+        # The ends of equal parts; powers of two make them exact.
+        width = (high - low) / parts
+        inner = [low + width * part for part in range(1, parts)]
+        candidates = np.concatenate(inner, axis=1)
+        counts = counts_below(_to_values(candidates))
+        is_below = [it < wanted for it in np.split(counts, parts - 1, axis=1)]
+        low = low + width * np.sum(is_below, axis=0)
+        high = low + width
     # The smallest numbers found that enough rows are at most. Those of one value, within
     # the precision of the search, are one threshold.
     thresholds = []

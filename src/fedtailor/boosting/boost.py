@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from scipy.special import log_expit, log_softmax
 
 from fedtailor.boosting.bins import MOST_BINS, Thresholds, agree_on_bins
+from fedtailor.boosting.grid import from_grid, to_grid
 from fedtailor.boosting.rows import BoostingRequest, BoostingRows
 from fedtailor.boosting.tree import GrowSettings, Histogram, NodeSplit, Tree, grow
 from fedtailor.protocol import require
@@ -95,11 +96,40 @@ class BoostedModel:
         return log_softmax(raw, axis=1)
 
 
-def sum_over(clients: Sequence[BoostingRows]) -> Ask:
-    """Asks clients of this process one after another."""
+@dataclass(frozen=True)
+class OwnTrees:
+    """Which trees a client chose.
+
+    Attributes:
+        rounds: rounds of trees of its own; 0 = it takes the shared ones.
+        after_shared: whether they follow the shared trees, or stand alone.
+    """
+
+    rounds: int = 0
+    after_shared: bool = True
+
+    @staticmethod
+    def of(model: BoostedModel, shared: BoostedModel) -> "OwnTrees":
+        """What a client chose, whose model `boost_alone` returned."""
+        follows = len(model.trees) == len(shared.trees) + model.own
+        return OwnTrees(
+            model.own, follows and np.array_equal(model.baseline, shared.baseline)
+        )
+
+
+def sum_over(clients: Sequence[BoostingRows], *, on_grid: bool = False) -> Ask:
+    """Asks clients of this process one after another.
+
+    Args:
+        clients: the clients.
+        on_grid: whether answers are whole multiples of `grid.STEP`, as behind masks, so
+            that their sums are exact.
+    """
 
     def ask(request: BoostingRequest) -> NDArray[np.float64]:
         answers = [client.answer(request) for client in clients]
+        if on_grid:
+            return from_grid(np.sum([to_grid(it) for it in answers], axis=0))
         return np.sum(answers, axis=0)
 
     return ask
@@ -113,6 +143,7 @@ def boost(
     *,
     thresholds: Thresholds | None = None,
     start: BoostedModel | None = None,
+    halvings: int = 1,
     after_round: Callable[[], None] | None = None,
 ) -> BoostedModel:
     """Boost trees on the rows of all clients.
@@ -124,6 +155,7 @@ def boost(
         settings: how trees are grown, and how many.
         thresholds: the bins; None = clients agree on quantiles.
         start: a model that the new trees go on from, whose thresholds are used.
+        halvings: of the search for bins, that one question decides.
         after_round: called before the first round and after each.
 
     Raises:
@@ -141,6 +173,7 @@ def boost(
             int(totals[0]),
             inputs,
             settings.most_bins,
+            at_once=halvings,
         )
     ask(BoostingRequest("bins", arrays={"thresholds": thresholds}))
     baseline = _baseline(totals, classes) if start is None else start.baseline
@@ -215,6 +248,32 @@ def boost_alone(
             kept = len(start.trees) + number
             best, least = replace(found, trees=found.trees[:kept], own=number), mean
     return best
+
+
+def boost_chosen(
+    rows: BoostingRows, shared: BoostedModel, settings: BoostingSettings, own: OwnTrees
+) -> BoostedModel:
+    """A client's own model of a number of trees that was chosen before, on other rows.
+
+    Args:
+        rows: the client's.
+        shared: the trees of all clients.
+        settings: how trees are grown.
+        own: which trees it chose.
+    """
+    if not own.rounds or not len(rows.y):
+        return replace(shared, own=0)
+    start = shared
+    if not own.after_shared:
+        baseline = _baseline(rows.answer(BoostingRequest("start")), shared.classes)
+        start = replace(shared, trees=(), own=0, baseline=baseline)
+    return boost(
+        rows.answer,
+        rows.x.shape[1],
+        shared.classes,
+        replace(settings, trees=own.rounds, chooses=False),
+        start=start,
+    )
 
 
 def _baseline(totals: NDArray[np.float64], classes: int | None) -> NDArray[np.float64]:

@@ -62,6 +62,7 @@ def boost_federation(
     settings: BoostingSettings = BoostingSettings(),  # noqa: B008 (frozen)
     *,
     personal: bool = True,
+    on_grid: bool = False,
 ) -> BoostedFederation:
     """Boost trees on all clients that train, in this process.
 
@@ -70,6 +71,8 @@ def boost_federation(
         settings: how trees are grown, and how many at most.
         personal: whether each client may go on with trees of its own, or take its own
             only, if that is better on its validation rows.
+        on_grid: whether sums are those of machines, whose answers are rounded to whole
+            multiples of 2^-40 and then added exactly.
 
     Raises:
         ValueError: the targets are something else, or no client has rows.
@@ -82,9 +85,8 @@ def boost_federation(
     seen = np.flatnonzero(~federation.unseen)
     clients = {int(index): boosting_rows(federation, int(index)) for index in seen}
     inputs = int(np.prod(federation.input_shape, dtype=int))
-    shared = boost(
-        sum_over(list(clients.values())), inputs, federation.classes, settings
-    )
+    ask = sum_over(list(clients.values()), on_grid=on_grid)
+    shared = boost(ask, inputs, federation.classes, settings)
     models = {}
     for index, name in enumerate(federation.names):
         rows = clients.get(index)

@@ -10,12 +10,11 @@ from safetensors.numpy import save_file
 
 from fedtailor._files import atomic_write, reason
 from fedtailor.boosting.boost import BoostedModel
-from fedtailor.boosting.tree import Tree
+from fedtailor.boosting.tree import FIELDS, Tree
 from fedtailor.federation.storage import arrays_digest
 from fedtailor.protocol import require
 
 _FORMAT = "fedtailor boosted trees 1"
-_FIELDS = ("input", "bin", "threshold", "left", "right", "value")
 
 
 def save_boosted(model: BoostedModel, path: Path | str) -> Path:
@@ -30,7 +29,7 @@ def save_boosted(model: BoostedModel, path: Path | str) -> Path:
     arrays["thresholds"] = np.concatenate([np.zeros(0), *ends])
     arrays["bins"] = np.array([len(it) for it in ends], np.int64)
     arrays["nodes"] = np.array([len(tree.input) for tree in trees], np.int64)
-    for name in _FIELDS:
+    for name in FIELDS:
         parts = [getattr(tree, name) for tree in trees]
         kind = np.float64 if name in ("threshold", "value") else np.int64
         arrays[name] = np.concatenate([np.zeros(0), *parts]).astype(kind)
@@ -80,27 +79,17 @@ def _model(about: dict[str, Any], arrays: dict[str, Any]) -> BoostedModel:
     ends = np.cumsum(arrays["bins"])[:-1]
     thresholds = np.split(arrays["thresholds"], ends)
     nodes = arrays["nodes"]
-    parts = {name: np.split(arrays[name], np.cumsum(nodes)[:-1]) for name in _FIELDS}
+    parts = {name: np.split(arrays[name], np.cumsum(nodes)[:-1]) for name in FIELDS}
     require(
         len(nodes) % outputs == 0
-        and all(len(arrays[name]) == nodes.sum() for name in _FIELDS)
+        and all(len(arrays[name]) == nodes.sum() for name in FIELDS)
         and len(arrays["thresholds"]) == arrays["bins"].sum(),
         "its arrays differ in length",
     )
     trees = []
     for index in range(len(nodes)):
-        tree = Tree(**{name: parts[name][index] for name in _FIELDS})
-        inner = tree.input >= 0
-        places = np.arange(len(tree.input))
-        # Children come after their parents, so that every row ends in a leaf.
-        is_valid = all(
-            bool(((child > places) & (child < len(places)))[inner].all())
-            for child in (tree.left, tree.right)
-        )
-        require(
-            is_valid and len(places) > 0 and bool((tree.input < len(thresholds)).all()),
-            "a tree has a node that leads nowhere",
-        )
+        tree = Tree(**{name: parts[name][index] for name in FIELDS})
+        tree.check(len(thresholds))
         trees.append(tree)
     rounds = [
         tuple(trees[start : start + outputs]) for start in range(0, len(trees), outputs)

@@ -11,6 +11,7 @@ from jaxtyping import Float, Int, Integer
 from numpy.typing import NDArray
 
 from fedtailor.boosting.bins import Thresholds
+from fedtailor.protocol import require
 
 GRADIENT, CURVATURE, ROWS = 0, 1, 2
 """What a histogram adds up, in the order of its last axis."""
@@ -18,6 +19,9 @@ _LEAST_CURVATURE = 1e-3
 _TINY = 1e-15
 
 Histogram = Float[NDArray, "inputs bins 3"]
+
+FIELDS = ("input", "bin", "threshold", "left", "right", "value")
+"""The arrays of a tree."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,31 @@ class Tree:
             goes_left = rows[every, np.maximum(asked, 0)] <= limits[node]
             child = np.where(goes_left, self.left[node], self.right[node])
             node = np.where(inner, child, node)
+
+    def check(self, inputs: int) -> None:
+        """Check a tree that came from outside: every row ends in one of its leaves.
+
+        Raises:
+            ValueError: its arrays are not those of a tree on so many inputs.
+        """
+        size = np.shape(self.input)[:1]
+        for name in FIELDS:
+            array = getattr(self, name)
+            kind = np.float64 if name in ("threshold", "value") else np.int64
+            require(
+                array.shape == size and array.dtype == kind and len(array) > 0,
+                f"the nodes of a tree have no proper {name}",
+            )
+        inner, places = self.input >= 0, np.arange(len(self.input))
+        # Children come after their parents.
+        leads_on = all(
+            bool(((child > places) & (child < len(places)))[inner].all())
+            for child in (self.left, self.right)
+        )
+        require(
+            leads_on and bool((self.input < inputs).all()),
+            "a tree has a node that leads nowhere",
+        )
 
     @property
     def leaves(self) -> int:

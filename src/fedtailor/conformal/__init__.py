@@ -18,11 +18,17 @@ from fedtailor.conformal.quantiles import (
     score_counts,
     scores_of_classes,
 )
-from fedtailor.conformal.temperature import fit_temperature
+from fedtailor.conformal.temperature import (
+    LEAST_ROWS,
+    TEMPERATURE,
+    fit_temperature,
+)
 
 __all__ = [
     "BINS",
+    "LEAST_ROWS",
     "OWN_ROWS",
+    "TEMPERATURE",
     "Calibration",
     "ClientCalibration",
     "Threshold",

@@ -9,6 +9,10 @@ from numpy.typing import NDArray
 _BOUNDS = (1 / 20, 20.0)
 """Temperatures between which one is searched: classes that are all right have none."""
 _STEPS = 60
+LEAST_ROWS = 20
+"""Validation rows from which a client has a temperature of its own."""
+TEMPERATURE = "temperature"
+"""The column of validation rows that has the client's temperature."""
 
 
 def fit_temperature(

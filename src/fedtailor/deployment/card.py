@@ -10,6 +10,7 @@ import polars as pl
 
 from fedtailor._files import atomic_write, reason
 from fedtailor._printable import markdown_text
+from fedtailor.baselines import CHOSEN, find_baseline
 from fedtailor.decision.intervals import Interval
 from fedtailor.decision.row_scores import FEW_PAIRS, SCORES, metric_interval
 from fedtailor.deployment.auditing import card_lines, read_audit
@@ -435,12 +436,27 @@ def _interval(rows: pl.DataFrame | None, metric: str, outputs: int) -> Interval 
 
 
 def _method(run: OpenedRun) -> Iterator[str]:
+    if run.is_baseline:
+        yield from _baseline(run)
+        return
     about, summary = run.algorithm.about, run.stored.summary
     yield f"{about.name}: {markdown_text(about.paper)}"
     yield ""
     yield f"- rounds: {markdown_text(summary.get('rounds'))}, seed {run.stored.seed}"
     for name, value in _flat(run.manifest["algorithm"]):
         yield f"- {markdown_text(name)}: {markdown_text(value)}"
+
+
+def _baseline(run: OpenedRun) -> Iterator[str]:
+    """What a baseline is, and what it chose on validation rows."""
+    title = run.manifest["algorithm"].get("title", run.stored.method)
+    yield f"{markdown_text(title)}: {find_baseline(run.stored.method).about}"
+    yield ""
+    chosen = run.stored.summary.get(CHOSEN, {})
+    yield f"- seed {run.stored.seed}"
+    for name, value in _flat(chosen):
+        if not name.startswith("own."):
+            yield f"- {markdown_text(name)}: {markdown_text(value)}"
 
 
 def _flat(settings: dict[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
@@ -481,6 +497,12 @@ def _report_rounds(run: OpenedRun, client: str, rounds: int) -> list[int]:
 
 def _shared_data(run: OpenedRun, client: str, row: dict[str, Any]) -> Iterator[str]:
     """What this client sent, from the run's ledger and participation."""
+    if run.is_baseline:
+        yield (
+            "Of the sums above this client's part was computed in one process with the"
+            " others': its rows were there, and no messages were counted."
+        )
+        return
     method = run.algorithm.about
     sent = [entry for entry in run.ledger.entries if entry.direction == "up"]
     if row["unseen"]:

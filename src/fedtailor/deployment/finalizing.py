@@ -12,16 +12,26 @@ import polars as pl
 
 from fedtailor._documentation import see
 from fedtailor._files import file_digest, private_folder, publish, reason
+from fedtailor.baselines import (
+    CHOSEN,
+    Baseline,
+    baseline_names,
+    evaluate,
+    find_baseline,
+)
 from fedtailor.conformal import Calibration
+from fedtailor.decision import expected_metrics
 from fedtailor.executors import Settings
-from fedtailor.models import Architecture, Model
+from fedtailor.experiments.compared_runs import KEEP_CORRELATED
+from fedtailor.federation import Federation
+from fedtailor.models import Architecture, Model, linear
 from fedtailor.protocol import Diverged, check_choice, require
 from fedtailor.report.comparison import slug
 from fedtailor.report.coverage import calibration_of_rows, predicted_kind
 from fedtailor.report.decision import decide
 from fedtailor.report.experiment import StoredExperiment, experiments
 from fedtailor.report.stored import StoredRun
-from fedtailor.report.verdict import ClientVerdict, Verdict
+from fedtailor.report.verdict import ClientVerdict, Verdict, rows_of
 from fedtailor.runs import Run, run_on
 from fedtailor.runs.run import Store, executor_of
 from fedtailor.storage.calibration_file import write_calibration
@@ -38,6 +48,7 @@ from fedtailor.storage.frozen_file import read_frozen
 from fedtailor.storage.run_files import COMPARISON_INDEX
 from fedtailor.tables import from_table
 from fedtailor.training import AfterRound, RunSpec, Training
+from fedtailor.training.binding import bind
 
 Follow = Callable[[str, int], AbstractContextManager[Callable[[Training, bool], Any]]]
 """From a title and a number of rounds it makes what is called after each round."""
@@ -71,7 +82,8 @@ def finalize(
         name: the experiment, if there are several.
         out: the directory to write; by default `model` in the experiment's folder,
             which replaces older models there.
-        method: the label of a method for all clients, in place of the recommended ones.
+        method: the label of a method for all clients, in place of the recommended ones;
+            or "trees-federated", if it was compared.
         use: "per-client": what the decision says of each client; "for-all": the method
             that it recommends for all.
         table: path of the table, if the file was moved.
@@ -90,14 +102,21 @@ def finalize(
     """
     experiment = _experiment(results, name)
     scenario, verdict = _verdict(experiment)
-    runs = experiment.runs[scenario]
-    used = _methods(verdict, runs, method, use)
+    runs, baselines = experiment.runs[scenario], _kept_baselines(experiment, scenario)
+    used = _methods(verdict, {**runs, **baselines}, method, use)
+    runs = {**runs, **baselines}
     folder = results / experiment.index.name
     target = folder / DEFAULT_FOLDER if out is None else out
     _require_free(target, is_default=out is None)
-    data = _table_of(experiment, scenario, table, keep_test)
     labels = list(dict.fromkeys([used[None], *used.values()]))
+    # Baselines are trained on inputs as they are.
+    changed = {KEEP_CORRELATED: True} if labels[0] in baselines else {}
+    data = _table_of(experiment, scenario, table, keep_test, changed)
     folders = {label: _folder_name(label, labels) for label in labels}
+    metric = _metric(experiment, scenario)
+    of_baselines = _expected_of(
+        {it: runs[it] for it in labels if it in baselines}, metric
+    )
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         # The final directory is as deep as the temporary one, since runs hold the path of
@@ -106,21 +125,26 @@ def finalize(
             tested = {label: runs[label][0].rows for label in labels}
             for label in labels:
                 where = temporary / RUNS / folders[label]
-                trained = _train(
-                    label, runs[label], data, where, model, settings, follow
-                )
+                if label in baselines:
+                    refitted = _refit(label, runs[label], data, where)
+                    rows_of_label = refitted.rows
+                else:
+                    trained = _train(
+                        label, runs[label], data, where, model, settings, follow
+                    )
+                    rows_of_label = trained.row_outcomes() if keep_test else None
                 if keep_test:
-                    tested[label] = trained.row_outcomes()
+                    tested[label] = rows_of_label
             calibration = _calibration(runs, used, tested)
             if calibration is not None:
                 write_calibration(calibration, temporary)
             record = FinalModels(
                 run=folders[used[None]],
                 clients={
-                    entry.client: _expectation(entry, used, folders)
+                    entry.client: _expectation(entry, used, folders, of_baselines)
                     for entry in verdict.clients
                 },
-                metric=_metric(experiment, scenario),
+                metric=metric,
                 splits=len(experiment.index.seeds),
                 rows=int(data.sizes["train"].sum()),
                 digest_of=_digest_of_index(folder / COMPARISON_INDEX),
@@ -221,10 +245,22 @@ def _require_free(target: Path, *, is_default: bool) -> None:
 
 
 def _table_of(
-    experiment: StoredExperiment, scenario: str, moved: Path | None, keep_test: bool
+    experiment: StoredExperiment,
+    scenario: str,
+    moved: Path | None,
+    keep_test: bool,
+    changed: Mapping[str, Any],
 ) -> Any:
-    """The table of a comparison, all of whose rows train, or all but the test rows."""
-    arguments = dict(experiment.index.scenarios[scenario].arguments)
+    """The table of a comparison, all of whose rows train, or all but the test rows.
+
+    Args:
+        experiment: the comparison.
+        scenario: label of the scenario.
+        moved: where the table is now; None = where it was.
+        keep_test: whether test rows are left out.
+        changed: options of the table that are others than in the comparison.
+    """
+    arguments = {**experiment.index.scenarios[scenario].arguments, **changed}
     path = Path(arguments.pop("path")) if moved is None else moved
     arguments.pop("path", None)
     first = next(run for seeds in experiment.runs[scenario].values() for run in seeds)
@@ -317,6 +353,44 @@ def _train(
         ) from None
 
 
+def _kept_baselines(
+    experiment: StoredExperiment, scenario: str
+) -> dict[str, list[StoredRun]]:
+    """Name -> the runs of baselines that can be refitted; those of an older version,
+    which did not keep what they chose, cannot.
+    """
+    baseline_names()  # registers them
+    return {
+        it.about.name: list(it.runs)
+        for it in experiment.trained_baselines(scenario)
+        if it.about.name in Baseline.registry
+        and Baseline.registry[it.about.name].keeps_models
+        and all(CHOSEN in run.summary for run in it.runs)
+    }
+
+
+def _refit(
+    label: str, runs: Sequence[StoredRun], data: Federation, directory: Path
+) -> StoredRun:
+    """Train a baseline on the rows that are to train, with what its runs chose."""
+    baseline = find_baseline(label).with_choices([run.summary[CHOSEN] for run in runs])
+    asked = runs[0].manifest["run"].get("metrics", ())
+    model = bind(linear(), data)
+    evaluate(baseline, data, model, directory, seed=runs[0].seed, metrics=asked)
+    return StoredRun(directory)
+
+
+def _expected_of(
+    runs: Mapping[str, Sequence[StoredRun]], metric: str
+) -> dict[tuple[str, str], dict[str, Any]]:
+    """(client, label of a baseline) -> what a comparison expects of it."""
+    rows = rows_of(runs) if runs else None
+    if rows is None:
+        return {}
+    found = expected_metrics(rows, metric).iter_rows(named=True)
+    return {(row["client"], row["method"]): row for row in found}
+
+
 def _inputs(shape: tuple[int, ...]) -> str:
     """The number of inputs in words."""
     return f"{' x '.join(map(str, shape))} inputs"
@@ -330,10 +404,17 @@ def _folder_name(label: str, labels: Sequence[str]) -> str:
 
 
 def _expectation(
-    entry: ClientVerdict, used: dict[str | None, str], folders: dict[str, str]
+    entry: ClientVerdict,
+    used: dict[str | None, str],
+    folders: dict[str, str],
+    of_baselines: Mapping[tuple[str, str], Mapping[str, Any]],
 ) -> Expectation:
     """What the comparison says of a client's method."""
     label = used[entry.client]
+    known = of_baselines.get((entry.client, label))
+    if known is not None:
+        value, low, high = (known[name] for name in ("value", "low", "high"))
+        return Expectation(folders[label], label, value, low, high)
     # The verdict has figures of the method that it recommends to the client only.
     if label != entry.method or entry.value != entry.value:
         return Expectation(folders[label], label)

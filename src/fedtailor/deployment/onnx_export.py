@@ -18,7 +18,9 @@ from fedtailor.deployment.onnx_layers import (
     write_layer,
 )
 from fedtailor.deployment.onnx_table import ML_DOMAIN, ML_OPSET, write_preprocessing
+from fedtailor.deployment.onnx_trees import write_trees
 from fedtailor.models.architecture import Architecture
+from fedtailor.models.boosted_trees import BoostedTrees
 from fedtailor.models.layered import Layered
 from fedtailor.models.series import SeriesGRU
 from fedtailor.models.survival import RISK_PART, ProportionalHazards
@@ -117,10 +119,9 @@ def onnx_model(personal: PersonalModel, *, encoded: bool = False) -> Any:
     helper, floats = onnx.helper, onnx.TensorProto.FLOAT
     model, graph = personal.model, Graph()
     inputs = [helper.make_tensor_value_info(INPUT, floats, [None, *model.input_shape])]
-    x, columns, opsets = INPUT, {}, [helper.make_opsetid("", _OPSET)]
+    x, columns = INPUT, {}
     if personal.preprocessing is not None and not encoded:
         inputs, columns, x = write_preprocessing(graph, personal.preprocessing, _NAMES)
-        opsets.append(helper.make_opsetid(ML_DOMAIN, ML_OPSET))
         if personal.preprocessing.windowing is not None:
             shape = graph.constant([-1, *model.input_shape], np.int64)
             x = graph.node("Reshape", x, shape)
@@ -147,6 +148,9 @@ def onnx_model(personal: PersonalModel, *, encoded: bool = False) -> Any:
         scaled = graph.node("Mul", out, scale)
         name = graph.node("Add", scaled, shift, name=TARGET)
         outputs.append(helper.make_tensor_value_info(name, floats, shape))
+    opsets = [helper.make_opsetid("", _OPSET)]
+    if any(node.domain == ML_DOMAIN for node in graph.nodes):
+        opsets.append(helper.make_opsetid(ML_DOMAIN, ML_OPSET))
     proto = helper.make_model(
         helper.make_graph(
             graph.nodes, "personal model", inputs, outputs, graph.constants
@@ -219,13 +223,15 @@ def _architecture(
     if isinstance(architecture, ProportionalHazards):
         risk = _architecture(graph, architecture.inner, network[RISK_PART], x)
         return graph.node("Add", risk, graph.constant(network["log_odds"]))
+    if isinstance(architecture, BoostedTrees):
+        return write_trees(graph, architecture, network, x)
     if isinstance(architecture, SeriesGRU):
         return write_gru(graph, network, x)
     if isinstance(architecture, Layered):
         return write_layer(graph, network, x)
     raise ValueError(
         f"models of {type(architecture).__name__} cannot be exported to ONNX (those of"
-        " linear, logistic, mlp, lenet5, cnn, resnet, conv1d and gru can); export"
+        " linear, logistic, mlp, lenet5, cnn, resnet, conv1d, gru and boosted trees can); export"
         " safetensors instead"
     )
 

@@ -4,7 +4,9 @@ from collections.abc import Sequence
 from dataclasses import MISSING, fields
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import polars as pl
 
 from fedtailor.accounting import Ledger
 from fedtailor.baselines import NAME_IN_MANIFEST
@@ -40,8 +42,13 @@ from fedtailor.tables import Preprocessing
 from fedtailor.training import Metrics, RunSpec, Training
 from fedtailor.training.spec import method_of_run, model_of_run
 
-if TYPE_CHECKING:
-    import polars as pl
+_NAIVE = {
+    "client": pl.String,
+    "split": pl.String,
+    "metric": pl.String,
+    "value": pl.Float64,
+}
+"""Columns of the metrics of a constant predictor."""
 
 
 def open_run(
@@ -97,7 +104,7 @@ def open_run(
     require_run(path)
     stored = StoredRun(path)
     require(
-        not stored.manifest["algorithm"].get(NAME_IN_MANIFEST, False),
+        not _is_baseline(stored) or (path / MODELS_MANIFEST).exists(),
         f"{path} holds what a baseline predicted, and no models; name the run of a"
         " method",
     )
@@ -112,6 +119,10 @@ def open_run(
         None if table is None else Path(table),
         settings,
     )
+
+
+def _is_baseline(stored: StoredRun) -> bool:
+    return bool(stored.manifest["algorithm"].get(NAME_IN_MANIFEST, False))
 
 
 def require_run(path: Path) -> None:
@@ -258,6 +269,11 @@ class OpenedRun(Run):
         return self.stored.manifest
 
     @property
+    def is_baseline(self) -> bool:
+        """Whether these are the models of a baseline, which no method has trained."""
+        return _is_baseline(self.stored)
+
+    @property
     def ledger(self) -> Ledger:
         return self.stored.ledger
 
@@ -265,10 +281,11 @@ class OpenedRun(Run):
     def metrics(self) -> Metrics:
         return Metrics.from_frame(self.stored.metrics, self.names)
 
-    def frame(self) -> "pl.DataFrame":
+    def frame(self) -> pl.DataFrame:
         return self.stored.metrics
 
     def summary(self) -> Summary:
+        self._require_method("a summary")
         stored = self.stored.summary
         values = {}
         for field in fields(Summary):
@@ -287,8 +304,17 @@ class OpenedRun(Run):
         require_unchanged(path, self.stored.summary)
         return Preprocessing.load(path) if path.exists() else None
 
+    def _require_method(self, what: str) -> None:
+        title = self.manifest["algorithm"].get("title", self.stored.method)
+        require(
+            not self.is_baseline,
+            f"{self.path} holds {title}, which has no {what}: no messages of a method"
+            " trained it; predict, export and card take it",
+        )
+
     @cached_property
     def algorithm(self) -> Algorithm:
+        self._require_method("method that goes on")
         return self._user_algorithm or method_of_run(self.manifest)
 
     @cached_property
@@ -364,7 +390,7 @@ class OpenedRun(Run):
         )
 
     @cached_property
-    def test_rows(self) -> "tuple[pl.DataFrame, pl.DataFrame] | None":
+    def test_rows(self) -> tuple[pl.DataFrame, pl.DataFrame] | None:
         """The final outcome of each test row, and the metrics of a constant predictor.
 
         Both are read from the run if it stored them, else computed from its data.
@@ -375,6 +401,8 @@ class OpenedRun(Run):
         Raises:
             Damaged: a file of the run is damaged.
         """
+        if self.is_baseline and self.stored.rows is not None:
+            return self.stored.rows, pl.DataFrame(schema=_NAIVE)
         # A run stores both or neither.
         if self.stored.rows is not None and self.stored.baseline is not None:
             return self.stored.rows, self.stored.baseline.metrics
@@ -388,7 +416,7 @@ class OpenedRun(Run):
             return None
 
     @cached_property
-    def validation_rows(self) -> "pl.DataFrame | None":
+    def validation_rows(self) -> pl.DataFrame | None:
         """The final outcome of each validation row (`row_outcomes`), as `test_rows`.
 
         Raises:

@@ -7,13 +7,14 @@ from pathlib import Path
 from fedtailor.federation import Federation
 from fedtailor.remote.account import ClientAccount
 from fedtailor.remote.audit import AuditLog
+from fedtailor.remote.boosting_wire import BOOST
 from fedtailor.remote.client_store import ClientStore
 from fedtailor.remote.job_work import TABLE_TASKS, JobHandler
 from fedtailor.remote.kit import STATE, Kit
 from fedtailor.remote.messages import Reply, Request
 from fedtailor.remote.policy import read_policy
 from fedtailor.remote.run_log import RunLog, info_of
-from fedtailor.remote.secure_sums import STAGES
+from fedtailor.remote.secure_sums import KEYS, STAGES
 from fedtailor.remote.transport import Recorder, RequestHandler, Responder
 from fedtailor.remote.work import PERSONAL, TASKS
 
@@ -93,20 +94,37 @@ class Narrator:
             return
         if request.task not in (*TABLE_TASKS, *TASKS):
             return
+        if BOOST in request.algorithm:
+            self._say_step(request)
+            return
         # What is asked after a round names the number of rounds done.
         number = request.round + (request.task in ROUND_TASKS)
         self._info(
             f"round {number}: answered {request.task!r} ({len(message):,} bytes)"
         )
         if request.task == "personal":
+            self._say_model("the training is over")
+
+    def _say_step(self, request: Request) -> None:
+        """Say what boosting sends when it begins, and that it is over."""
+        assert self._info is not None
+        if request.round == 0 and request.task == KEYS:
             self._info(
-                f"the training is over; this client's own model is in"
-                f" {self._store.directory / PERSONAL}"
+                "trees are boosted: adds, behind masks, rows and targets; then rows,"
+                " gradients and curvatures by bins of columns, and losses"
             )
-            self._info(
-                f"predict with it: fedtailor federation predict {self._kit.directory}"
-                " --data NEW.csv --out predictions.csv"
-            )
+        if request.task == BOOST:
+            self._say_model("the boosting is over")
+
+    def _say_model(self, what: str) -> None:
+        assert self._info is not None
+        self._info(
+            f"{what}; this client's own model is in {self._store.directory / PERSONAL}"
+        )
+        self._info(
+            f"predict with it: fedtailor federation predict {self._kit.directory}"
+            " --data NEW.csv --out predictions.csv"
+        )
 
 
 def account_of(

@@ -17,6 +17,8 @@ import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 import fedtailor.algorithms  # noqa: F401  (registers the methods)
+from fedtailor.boosting import BoostingSettings
+from fedtailor.boosting.bins import MOST_BINS
 from fedtailor.experiments.document import Document, read_document
 from fedtailor.experiments.uplink import uplink_of_tables
 from fedtailor.federation.checks import MAX_SEED
@@ -49,6 +51,9 @@ NUMBER = "number"
 
 KINDS = (NUMBER, "category", "boolean", "date")
 """The kinds of columns with federated preprocessing, in addition to lists."""
+
+MOST_TREES = 1000
+"""The most rounds of boosting that a job can ask for."""
 
 MAX_INTERVALS = 200
 """The largest number of intervals of time of a survival target."""
@@ -106,6 +111,30 @@ class _Training(_Table):
     participation: Annotated[float, Field(gt=0)] = 1.0
     sampling: Sampling = "uniform"
     metrics: list[str] = []
+
+
+class _Boosting(_Table):
+    trees: Annotated[int, Field(ge=1, le=MOST_TREES)] = 100
+    leaves: Annotated[int, Field(ge=2, le=1024)] | None = 31
+    depth: Annotated[int, Field(ge=1, le=30)] | None = None
+    least_rows: Annotated[int, Field(ge=1)] = 20
+    penalty: Annotated[float, Field(ge=0)] = 0.0
+    rate: Annotated[float, Field(gt=0)] = 0.1
+    bins: Annotated[int, Field(ge=2, le=MOST_BINS)] = MOST_BINS
+    own_trees: bool = True
+
+
+@dataclass(frozen=True)
+class Boosting:
+    """Trees that a federation may boost, beside what it trains.
+
+    Attributes:
+        settings: how trees are grown, and how many at most.
+        own_trees: whether each client may go on with trees of its own.
+    """
+
+    settings: BoostingSettings
+    own_trees: bool = True
 
 
 @dataclass(frozen=True)
@@ -197,6 +226,7 @@ class Job:
         minimum: minimum number of answers in a round.
         deadline: seconds that a round waits for answers.
         content: the file as plain values.
+        boosting: trees that may be boosted; None = none.
     """
 
     title: str
@@ -207,6 +237,7 @@ class Job:
     minimum: int
     deadline: float
     content: Mapping[str, Any] = field(repr=False)
+    boosting: Boosting | None = None
 
     @property
     def address(self) -> str:
@@ -226,6 +257,8 @@ class Job:
         tables = ("data", "model", "method", "privacy")
         content: dict[str, Any] = {name: self.content.get(name) for name in tables}
         content["seed"] = self.spec.seed
+        if self.boosting is not None:
+            content["boosting"] = self.content["boosting"]
         if self.spec.metrics:
             content["metrics"] = list(self.spec.metrics)
         content["order"] = list(self.schema.columns)  # as `sort_keys` sorts the columns
@@ -278,10 +311,11 @@ def _is_unspecified(host: str) -> bool:
 
 def _job(document: Document) -> Job:
     content = document.content
-    tables = ("title", "coordinator", "data", "model", "method", "training", "privacy")
+    needed = ("coordinator", "data", "model", "method", "training")
+    tables = ("title", *needed, "privacy", "boosting")
     for name in content:
         check_choice_at(name, tables, (name,), "table")
-    for name in tables[1:-1]:
+    for name in needed:
         if not isinstance(content.get(name), Mapping):
             raise ConfigError((name,), f"the table [{name}] is missing")
     title = content.get("title", "federation")
@@ -293,16 +327,56 @@ def _job(document: Document) -> Job:
     training = _table(_Training, content, "training")
     with _errors_at("training", "deadline"):
         check_wait("deadline", training.deadline)
+    schema = _schema(_table(_Data, content, "data"))
+    spec = _spec(content, training)
     return Job(
         title=title,
         host=host,
         port=port,
-        schema=_schema(_table(_Data, content, "data")),
-        spec=_spec(content, training),
+        schema=schema,
+        spec=spec,
         minimum=training.minimum,
         deadline=training.deadline,
         content=content,
+        boosting=_boosting(content, schema, spec),
     )
+
+
+def _boosting(
+    content: Mapping[str, Any], schema: Schema, spec: RunSpec
+) -> Boosting | None:
+    """The trees that a job lets clients boost; None without [boosting].
+
+    Raises:
+        ConfigError: a setting is not valid, or the job has no sums behind masks.
+    """
+    if "boosting" not in content:
+        return None
+    table = _table(_Boosting, content, "boosting")
+    if spec.privacy.sums is None:
+        raise ConfigError(
+            ("boosting",),
+            "histograms of few rows show nearly the rows themselves, so boosting needs"
+            " sums behind masks: set secure_aggregation = true in [privacy], or leave out"
+            " [boosting]",
+        )
+    if schema.windowing is not None or schema.task == "survival":
+        raise ConfigError(
+            ("boosting",),
+            "trees are boosted for classes or one number of a row, not for windows or"
+            " times to an event; leave out [boosting]",
+        )
+    with _errors_at("boosting"):
+        settings = BoostingSettings(
+            most_leaves=table.leaves,
+            most_depth=table.depth,
+            least_rows=table.least_rows,
+            penalty=table.penalty,
+            rate=table.rate,
+            trees=table.trees,
+            most_bins=table.bins,
+        )
+    return Boosting(settings, table.own_trees)
 
 
 def _spec(content: Mapping[str, Any], training: _Training) -> RunSpec:

@@ -54,6 +54,9 @@ sampling = "uniform"              # or "samples": by training rows; "poisson": e
 evaluate = true                   # whether clients send sums of losses and of correct predictions
 uplink = []                       # what happens to an update before it leaves, such as {{ use = "clip", norm = 1.0 }}
 secure_aggregation = true         # the coordinator sees sums over clients, and no client's own update
+
+# [boosting]                      # boosted trees, too (fedtailor federation boost): from sums over clients
+# trees = 100
 """
 
 

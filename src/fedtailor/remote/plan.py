@@ -28,7 +28,7 @@ from fedtailor.protocol import (
     to_plain,
 )
 from fedtailor.remote.examples import template_of
-from fedtailor.remote.job import Job
+from fedtailor.remote.job import Boosting, Job
 from fedtailor.remote.statistics import Statistics
 from fedtailor.tasks import Survival
 from fedtailor.training import MOST_ROUNDS
@@ -52,6 +52,7 @@ class Plan:
         sums: settings of secure aggregation; None without it.
         measured: names of metrics that clients send beside the loss and the accuracy.
         rounds: number of rounds; a client answers no requests beyond them.
+        boosting: trees that may be boosted; None = none.
     """
 
     experiment: str
@@ -65,6 +66,7 @@ class Plan:
     sums: SecureSums | None = None
     measured: tuple[str, ...] = ()
     rounds: int = MOST_ROUNDS
+    boosting: Boosting | None = None
 
     @property
     def requested_metrics(self) -> tuple[str, ...]:
@@ -176,6 +178,7 @@ def plan_of(job: Job, statistics: Statistics | None = None) -> Plan:
         sums=job.spec.privacy.sums,
         measured=measured,
         rounds=job.spec.rounds,
+        boosting=job.boosting,
     )
 
 

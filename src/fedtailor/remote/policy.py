@@ -21,6 +21,7 @@ from fedtailor.client.private_steps import private_settings
 from fedtailor.experiments.document import read_document
 from fedtailor.protocol import ConfigError, noise_of, parse, require
 from fedtailor.remote.account import DESCRIBE
+from fedtailor.remote.boosting_wire import BOOST
 from fedtailor.remote.job import Job
 from fedtailor.remote.keys import write_new
 from fedtailor.remote.messages import Request
@@ -129,6 +130,8 @@ class Policy:
             yield (
                 "sums over single columns would be sent (federated_statistics is false)"
             )
+        if job.boosting is not None:
+            yield from self._reasons_against_trees(job.boosting.settings.trees)
         if job.spec.privacy.evaluate and not self.measurements:
             yield "sums of losses would be sent (measurements is false)"
         if self.columns is not None:
@@ -136,6 +139,18 @@ class Policy:
             others = [name for name in used if name not in self.columns]
             if others:
                 yield f"it uses {', '.join(map(repr, others))} (not in columns)"
+
+    def _reasons_against_trees(self, trees: int) -> Iterator[str]:
+        """Why the policy does not allow to boost so many rounds of trees."""
+        if self.noise_only:
+            yield "trees would be boosted on sums without noise (noise_only is true)"
+        if not self.federated_statistics:
+            yield (
+                "trees would be boosted on sums of counts by column"
+                " (federated_statistics is false)"
+            )
+        if self.rounds is not None and trees > self.rounds:
+            yield f"it boosts {trees} rounds of trees (rounds = {self.rounds})"
 
     def check_request(self, request: Request, now: datetime | None = None) -> None:
         """Check that the policy allows a request.
@@ -164,8 +179,9 @@ class Policy:
         # Rounds that the job does not have are refused by `RoundHandler`. A personal
         # model is made, and measured, after the last round, too.
         number = request.round + (request.task in TRAINING)
+        # Steps of boosting are many a tree; `check_job` compares the trees.
         refuse_unless(
-            self.rounds is None or number <= self.rounds,
+            self.rounds is None or number <= self.rounds or BOOST in request.algorithm,
             Refusal.SPENT,
             f"the policy here answers {self.rounds} rounds of a run",
         )
@@ -310,7 +326,8 @@ least_clients = {least_clients}
 
 # true: counts, means and sums of columns may be sent before training, and the names of
 # categories that five rows or more have, unless the job lists them: for federated
-# preprocessing, and to describe the table (fedtailor federation describe).
+# preprocessing, and to describe the table (fedtailor federation describe); and, in sums
+# over clients, rows by bins of columns, to boost trees (fedtailor federation boost).
 federated_statistics = {federated_statistics}
 
 # true: sums of losses and of correct predictions over five rows or more may be sent, if

@@ -6,6 +6,7 @@ and what may leave this machine are those of the client's own copy of the job.
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -18,6 +19,8 @@ from fedtailor.client.private_steps import private_settings
 from fedtailor.conformal import Calibration
 from fedtailor.executors import DeviceExecutor, Settings
 from fedtailor.federation import Federation, Split
+from fedtailor.models import Model
+from fedtailor.models.boosted_trees import BoostedTrees
 from fedtailor.protocol import (
     PRIVATE_STEPS,
     Algorithm,
@@ -35,17 +38,23 @@ from fedtailor.remote.account import (
     array_bytes,
     digest_of,
 )
+from fedtailor.remote.boosting_client import BoostingClient
+from fedtailor.remote.boosting_wire import BOOST
 from fedtailor.remote.client_store import ClientStore
 from fedtailor.remote.messages import Request
 from fedtailor.remote.plan import Plan
 from fedtailor.remote.refusals import Refusal, Refused, refuse_unless, refusing
 from fedtailor.remote.secret import secret_in, seed_from
-from fedtailor.remote.secure_sums import STAGES, SUM
+from fedtailor.remote.secure_sums import KEYS, STAGES, SUM
 from fedtailor.remote.sum_client import SecureSumClient
 from fedtailor.remote.vector_cache import INITIAL
 from fedtailor.remote.wire import WORK, named, read_downlink
 from fedtailor.storage.calibration_file import write_calibration
-from fedtailor.storage.export import export_models
+from fedtailor.storage.export import (
+    export_models,
+    load_models,
+    read_export_manifest,
+)
 from fedtailor.storage.personal_model import PersonalModel
 from fedtailor.tables.encoding import MIN_ROWS
 from fedtailor.tasks import cross_entropy, squared_error, task_of
@@ -69,7 +78,7 @@ PERSONAL = "personal"
 SUMS = "sums.json"
 """File with the weights of the secure sums in which this client has a part."""
 
-TASKS = ("probe", "client", "init_unseen", "personal", "evaluate", *STAGES)
+TASKS = ("probe", "client", "init_unseen", "personal", "evaluate", BOOST, *STAGES)
 
 SERVING = ("init_unseen", "personal", "evaluate")
 """Tasks by which a client makes its personal model, and draws the same numbers."""
@@ -111,6 +120,9 @@ class RoundHandler:
         # The state that `init_unseen` returned, and its (round, phase). It is needed
         # for the next requests only, and not written to disk.
         self._newcomer: tuple[tuple[int, int], Any] = ((-1, -1), None)
+        self._boosting: BoostingClient | None = None
+        if plan.boosting is not None:
+            self._boosting = BoostingClient(plan, federation)
         # By phase, computed once.
         self._initial_states: dict[int, Any] = {}
         self._descriptions: dict[int, dict[str, Any]] = {}
@@ -135,7 +147,12 @@ class RoundHandler:
                 "the job does not add updates behind masks",
             )
             assert self._sum_client is not None
+            if task == KEYS and BOOST in request.algorithm:
+                self._boost(request)
             return self._sum_client(request)
+        if task == BOOST:
+            self._boost(request)
+            return {}
         self._account.check(request)
         algorithm = self._plan.phase(phase)
         answers = self._run(request, algorithm)
@@ -163,6 +180,27 @@ class RoundHandler:
             arrays |= {f"update/{kind}": array for kind, array in update.items()}
         return arrays
 
+    def _boost(self, request: Request) -> None:
+        """Take a step of boosting, and hold the answer for its sum."""
+        assert self._boosting is not None and self._sum_client is not None
+        # The names of its sum differ if the step is asked for again.
+        algorithm = {
+            name: value for name, value in request.algorithm.items() if name != SUM
+        }
+        step = replace(request, task=BOOST, algorithm=algorithm)
+        self._account.check(step)
+        vector = self._boosting(step)
+        self._account.record(step, without_noise=True)
+        refuse_unless(
+            (vector is None) == (request.task == BOOST),
+            Refusal.MALFORMED,
+            "a step of boosting asks for a sum in its last message, or for none before",
+        )
+        if vector is not None:
+            self._sum_client.hold(request.round, {BOOST: vector}, request.run)
+        elif self._boosting.own is not None:
+            self._write_personal(self._boosting.own)
+
     def _check(self, request: Request) -> int:
         """Check that the job allows a request.
 
@@ -177,6 +215,7 @@ class RoundHandler:
         description = dict(request.algorithm)
         description.pop(NEWCOMER, None)
         description.pop(SUM, None)
+        boosts = description.pop(BOOST, None) is not None
         mode = description.pop(MODE, "")
         phases = range(len(plan.algorithm.phases()))
         refuse_unless(
@@ -210,7 +249,24 @@ class RoundHandler:
             Refusal.NOT_IN_JOB,
             "the job does not let clients answer a probe openly",
         )
-        self._check_rounds(request)
+        refuse_unless(
+            task != BOOST or boosts, Refusal.MALFORMED, "it names no step of boosting"
+        )
+        if not boosts:
+            self._check_rounds(request)
+            return phase
+        refuse_unless(
+            self._boosting is not None and task in (BOOST, *STAGES),
+            Refusal.NOT_IN_JOB,
+            "the job does not let clients boost trees",
+        )
+        assert self._boosting is not None
+        refuse_unless(
+            0 <= request.round < self._boosting.most_steps,
+            Refusal.ROUND,
+            f"step {request.round + 1} of boosting is asked for, and this job's trees"
+            f" take {self._boosting.most_steps} at most",
+        )
         return phase
 
     def _description(self, phase: int) -> dict[str, Any]:
@@ -395,27 +451,49 @@ class RoundHandler:
             self._store.save(round, leaves)
 
     def _store_personal(self, predictors: Any) -> None:
-        """Store the client's personal model (leaves [1, ...]), in place of the last.
+        """Store the client's personal model (leaves [1, ...]), in place of the last."""
+        federation = self._executor.federation
+        self._write_personal(
+            PersonalModel(
+                federation.names[0],
+                jax.tree.map(lambda leaf: leaf[0], predictors),
+                self._plan.model,
+                federation.shift,
+                federation.scale,
+            )
+        )
+
+    def _write_personal(self, model: PersonalModel) -> None:
+        """Write the client's personal model, in place of the last.
 
         If the client is killed meanwhile, the coordinator asks for the model again.
         """
-        federation = self._executor.federation
-        model = PersonalModel(
-            federation.names[0],
-            jax.tree.map(lambda leaf: leaf[0], predictors),
-            self._plan.model,
-            federation.shift,
-            federation.scale,
-        )
         with private_folder(self._store.directory, PERSONAL) as folder:
             export_models([model], folder / "new", own_examples=True)
-            calibration = own_calibration(model, federation.client(0).val)
+            val = self._executor.federation.client(0).val
+            calibration = own_calibration(model, val)
             if calibration is not None:
                 write_calibration(calibration, folder / "new")
             directory = self._store.directory / PERSONAL
             if directory.exists():
                 directory.rename(folder / "old")
             (folder / "new").rename(directory)
+
+
+def load_own(path: Path, trained: Model, name: str) -> PersonalModel:
+    """A client's own model, trained or boosted.
+
+    Args:
+        path: directory of the model.
+        trained: the model of the job.
+        name: name of the client.
+
+    Raises:
+        ValueError: there is none, or it is damaged.
+    """
+    network = read_export_manifest(path)["model"]["architecture"]
+    given = None if network == BoostedTrees.__name__ else trained
+    return load_models(path, given)[name]
 
 
 def own_calibration(model: PersonalModel, val: Split) -> Calibration | None:

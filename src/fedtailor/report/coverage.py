@@ -7,12 +7,16 @@ from typing import Any, Literal
 import numpy as np
 import polars as pl
 
-from fedtailor.conformal import Calibration, Threshold, scores_of_classes
+from fedtailor.conformal import (
+    TEMPERATURE,
+    Calibration,
+    Threshold,
+    scores_of_classes,
+)
 from fedtailor.decision.intervals import Interval
 from fedtailor.protocol import require
 from fedtailor.report.stored import StoredRun
 from fedtailor.report.tables import Cell, ReportTable
-from fedtailor.runs.row_outcomes import TEMPERATURE
 from fedtailor.tasks import cross_entropy, loss_of, squared_error
 
 COVERAGE = 0.9

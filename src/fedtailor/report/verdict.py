@@ -14,6 +14,7 @@ import numpy as np
 import polars as pl
 
 from fedtailor._printable import join_names
+from fedtailor.baselines import CHOSEN
 from fedtailor.decision import (
     Hurt,
     Recommendation,
@@ -603,7 +604,10 @@ def _ahead(tests: Tests, baselines: Mapping[str, TrainedBaseline]) -> list[str]:
     gain = tests.gain(label, best)
     if not gain.estimate > tests.error(label, best):
         return []
-    title = baselines[label].title
+    name, title = baselines[label].about.name, baselines[label].title
+    advice = []
+    if all(CHOSEN in run.summary for run in baselines[label].runs):
+        advice = [f"Its models: fedtailor finalize RESULTS --method {name}."]
     numbers = f"{tests.text(label)} against {tests.text(best)} of {best}"
     everywhere = all(
         tests.gain(label, method).verdict == "helps" for method in tests.methods
@@ -612,11 +616,13 @@ def _ahead(tests: Tests, baselines: Mapping[str, TrainedBaseline]) -> list[str]:
     if everywhere and seeds >= MIN_SEEDS:
         return [
             f"Better than everything federated here: {title}, {numbers},"
-            f" {tests.gain_text(gain)}."
+            f" {tests.gain_text(gain)}.",
+            *advice,
         ]
     return [
         f"Ahead of everything federated here by more than a standard error, though not"
-        f" shown to be better: {title}, {numbers}, {tests.gain_text(gain)}."
+        f" shown to be better: {title}, {numbers}, {tests.gain_text(gain)}.",
+        *advice,
     ]
 
 

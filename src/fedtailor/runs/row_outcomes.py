@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedtailor.client.losses import outputs
 from fedtailor.client.pool import Normalization
-from fedtailor.conformal import fit_temperature
+from fedtailor.conformal import LEAST_ROWS, TEMPERATURE, fit_temperature
 from fedtailor.executors import DeviceExecutor
 from fedtailor.federation import Federation
 from fedtailor.metrics.rows import row_scores, rows_frame
@@ -28,14 +28,8 @@ from fedtailor.training.personal import personal_models
 
 _BLOCK = 128
 """The number of rows that a program scores: clients of all sizes share this program."""
-LEAST_ROWS = 20
-"""Validation rows from which a client has a temperature of its own."""
 _MEMORY = 1 << 28
 """The most bytes of personal models that are on the host at the same time."""
-
-
-TEMPERATURE = "temperature"
-"""The column of validation rows that has the client's temperature."""
 
 
 OutcomeSplit = Literal["train", "val", "test"]

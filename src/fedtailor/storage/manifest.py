@@ -40,7 +40,7 @@ def manifest(
     return {
         **spec.to_plain(),
         "data": dict(data.description),
-        **({} if origin is None else {"origin": _origin_settings(origin)}),
+        **({} if origin is None else {"origin": origin_settings(origin)}),
         **({} if machine is None else {"machine": dict(machine)}),
         "versions": versions(),
     }
@@ -55,10 +55,10 @@ def versions() -> dict[str, str]:
     return {"fedtailor": __version__, "python": platform.python_version(), **libraries}
 
 
-def _origin_settings(origin: Mapping[str, Any]) -> dict[str, Any]:
+def origin_settings(origin: Mapping[str, Any]) -> dict[str, Any]:
     """An origin as TOML values, without entries that are None."""
     return {
-        name: _origin_settings(value) if isinstance(value, Mapping) else to_plain(value)
+        name: origin_settings(value) if isinstance(value, Mapping) else to_plain(value)
         for name, value in origin.items()
         if value is not None
     }

@@ -25,6 +25,7 @@ from fedtailor.cli.commands._federation_admin import (
     revoke,
     status,
 )
+from fedtailor.cli.commands._federation_boost import Boost, boost
 from fedtailor.cli.commands._federation_describe import Describe, describe
 from fedtailor.cli.options import as_option, check_counts, parse
 from fedtailor.cli.output import write_text
@@ -52,6 +53,7 @@ Train over machines that keep their own data (docs/federation.md).
   describe DIR                                 what the clients' columns hold, before training
   describe KIT --data FILE                     what this client would send for that
   serve DIR                                    coordinate it
+  boost DIR                                    boosted trees from sums over clients
   join KIT --data FILE                         take part in it as a client
   predict KIT --data FILE                      predict with this client's own model
   policy KIT                                   what this client allows, and what it has answered and spent
@@ -537,8 +539,7 @@ def _predict(options: PredictOptions) -> int:
     from fedtailor.remote.plan import plan_of
     from fedtailor.remote.statistics import Statistics, read_table
     from fedtailor.remote.table import read_rows
-    from fedtailor.remote.work import PERSONAL
-    from fedtailor.storage.export import load_models
+    from fedtailor.remote.work import PERSONAL, load_own
     from fedtailor.tables.windows import windows_to_predict
 
     kit = read_kit(options.kit)
@@ -552,7 +553,7 @@ def _predict(options: PredictOptions) -> int:
         f"{options.kit} holds no personal model yet; it is stored when the training"
         " ends",
     )
-    model = load_models(path, plan_of(kit.job, statistics).model)[kit.name]
+    model = load_own(path, plan_of(kit.job, statistics).model, kit.name)
     if statistics is None:
         rows = read_rows(options.data, schema, target=False)
     else:
@@ -697,6 +698,7 @@ COMMANDS: dict[str, tuple[type, Callable[..., int]]] = {
     "init": (InitOptions, _init),
     "describe": (Describe, describe),
     "serve": (ServeOptions, _serve),
+    "boost": (Boost, boost),
     "join": (JoinOptions, _join),
     "policy": (PolicyOptions, _policy),
     "audit": (AuditOptions, _audit),

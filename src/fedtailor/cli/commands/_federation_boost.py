@@ -1,0 +1,101 @@
+"""`fedtailor federation boost`: boosted trees from sums over clients."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from fedtailor._printable import say, say_status
+from fedtailor.cli.options import as_option
+from fedtailor.protocol import require
+from fedtailor.remote.waits import check_wait
+
+
+@dataclass(frozen=True)
+class Boost:
+    """Boost trees over the clients of a federation, from sums behind masks, as the table
+    [boosting] of the job says. The shared trees are written to DIR/boosted; each client
+    may go on with trees of its own, and keeps its model.
+    """
+
+    dir: tyro.conf.Positional[Path]
+    """Directory of the federation."""
+    listen: str = "0.0.0.0"
+    """Address to listen on; all of this machine's by default."""
+    wait: float = 600.0
+    """Seconds to wait for the clients."""
+    patience: float = 600.0
+    """Seconds for which a step that a client does not answer is asked again."""
+
+    def __post_init__(self) -> None:
+        check_wait(as_option("wait"), self.wait)
+        check_wait(as_option("patience"), self.patience)
+
+
+def boost(options: Boost) -> int:
+    """Boosts trees over the clients."""
+    from fedtailor.cli.progress import explain_interrupt
+    from fedtailor.remote.boosting_server import FOLDER, boost_clients
+    from fedtailor.remote.job import read_job
+    from fedtailor.remote.kit import COORDINATOR, JOB
+    from fedtailor.remote.policy import default_policy_note
+    from fedtailor.remote.service import (
+        agree_on_preprocessing,
+        connected,
+        wait_for_clients,
+    )
+    from fedtailor.remote.statistics import Statistics
+    from fedtailor.remote.transport import TooFewClients
+
+    job, coordinator = read_job(options.dir / JOB), options.dir / COORDINATOR
+    directory = options.dir / FOLDER
+    require(
+        job.boosting is not None,
+        f"{options.dir / JOB} has no table [boosting]; add it, and give all clients the"
+        " new file",
+    )
+    require(
+        not directory.exists(),
+        f"{directory} is there already; move it away to boost anew",
+    )
+    assert job.boosting is not None
+    most = job.boosting.settings.trees
+    with connected(options.dir, host=options.listen) as connection:
+        say(
+            f"{job.title}: waiting for {', '.join(connection.clients)} at {job.address}"
+        )
+        if line := default_policy_note(job):
+            say(line)
+        rows = wait_for_clients(connection, wait=options.wait)
+        say(f"{len(rows)} of {len(connection.clients)} clients are ready")
+        try:
+            statistics = agree_on_preprocessing(
+                job,
+                connection.transport,
+                rows,
+                options.wait,
+                Statistics.load(coordinator, job.schema),
+            )
+            if statistics is not None:
+                statistics.save(coordinator)
+            with explain_interrupt("stopped; nothing was kept"):
+                model = boost_clients(
+                    job,
+                    connection.transport,
+                    rows,
+                    directory,
+                    statistics=statistics,
+                    patience=options.patience,
+                    after_round=lambda rounds: say_status(
+                        f"{rounds} of {most} rounds of trees"
+                    ),
+                    log=say_status,
+                )
+        except TooFewClients as error:
+            raise ValueError(f"{error}; nothing was kept: boost again") from None
+    say(
+        f"{len(model.trees)} rounds of shared trees, as many as validation rows say:"
+        f" {directory}",
+        f"fedtailor predict {directory} ROWS.csv; clients: fedtailor federation predict",
+    )
+    return 0

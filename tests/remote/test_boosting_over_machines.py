@@ -1,0 +1,345 @@
+"""Trees boosted over machines are those of a simulation, behind masks."""
+
+import dataclasses
+
+import numpy as np
+import polars as pl
+import pytest
+
+from fedtailor.boosting import boost_federation, load_boosted
+from fedtailor.cli import main
+from fedtailor.remote.boosting_server import SHARED, TREES, boost_clients
+from fedtailor.remote.boosting_wire import BOOST, most_steps
+from fedtailor.remote.examples import federation_from_rows
+from fedtailor.remote.messages import (
+    decode_reply,
+    decode_request,
+    encode_request,
+)
+from fedtailor.remote.policy import Policy
+from fedtailor.remote.refusals import Refusal
+from fedtailor.remote.secure_sums import KEYS
+from fedtailor.remote.service import (
+    Connection,
+    agree_on_preprocessing,
+    wait_for_clients,
+)
+from fedtailor.remote.transport import LoopbackTransport, TooFewClients
+from fedtailor.remote.work import PERSONAL
+from fedtailor.storage.export import load_models
+from remote.jobs import NAMES, Clients
+from remote.marked import SEEN, MarkedClients
+
+REST = """
+[privacy]
+secure_aggregation = true
+[boosting]
+trees = 5
+leaves = 4
+least_rows = 5
+bins = 16
+"""
+
+
+class Tap(LoopbackTransport):
+    """Keeps the messages, and loses some.
+
+    Attributes:
+        requests, sent: (client, message) of both directions.
+        lose: function of a request that says whether its answer is lost.
+    """
+
+    def __init__(self, clients, lose=lambda client, request: False):
+        super().__init__(clients)
+        self.requests, self.sent, self.lose = [], [], lose
+
+    def send(self, client, body):
+        """Have the client answer."""
+        self.requests.append((client, body))
+        super().send(client, body)
+        self.sent.append(self._inbox[-1])
+        if self.lose(client, decode_request(body)):
+            self._inbox.pop()
+
+
+class Boosted(Clients):
+    """Four clients whose job boosts trees."""
+
+    def __init__(self, directory, rest=REST):
+        super().__init__(directory, rest=rest)
+        self.responders = {name: self.client(name) for name in NAMES}
+
+    def boost(self, transport=None, **options):
+        transport = transport or Tap(self.responders)
+        return boost_clients(
+            self.job,
+            transport,
+            self.sizes(NAMES),
+            self.directory / "boosted",
+            **options,
+        )
+
+    @property
+    def simulated(self):
+        data = federation_from_rows(self.job, self.rows)
+        settings = self.job.boosting.settings
+        return data, boost_federation(data, settings, on_grid=True)
+
+
+@pytest.fixture(scope="module")
+def boosted(tmp_path_factory):
+    """Clients, all messages, and the trees."""
+    clients = Boosted(tmp_path_factory.mktemp("boosted") / "job")
+    tap = Tap(clients.responders)
+    return clients, tap, clients.boost(tap)
+
+
+def same_trees(found, expected):
+    assert len(found.trees) == len(expected.trees)
+    np.testing.assert_array_equal(found.baseline, expected.baseline)
+    for ours, theirs in zip(found.trees, expected.trees, strict=True):
+        for one, other in zip(ours, theirs, strict=True):
+            for field in dataclasses.fields(one):
+                np.testing.assert_array_equal(
+                    getattr(one, field.name), getattr(other, field.name)
+                )
+
+
+def test_machines_boost_the_trees_of_a_simulation_to_the_bit(boosted):
+    clients, _, model = boosted
+    data, simulated = clients.simulated
+    same_trees(model, simulated.shared)
+    assert len(model.trees) > 0
+    plain = boost_federation(data, clients.job.boosting.settings).shared
+    np.testing.assert_allclose(
+        model.outputs(data.x), plain.outputs(data.x), rtol=1e-10, atol=1e-10
+    )
+
+
+def test_each_client_keeps_the_model_that_it_chose(boosted):
+    clients, _, _ = boosted
+    data, simulated = clients.simulated
+    for name in NAMES:
+        own = load_models(clients.store(name).directory / PERSONAL)[name]
+        x = np.asarray(data.client(name).test.x)
+        found = np.log(own.probabilities(x))
+        expected = simulated.models[name].outputs(x)
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_the_coordinator_keeps_the_shared_trees(boosted):
+    clients, _, model = boosted
+    folder = clients.directory / "boosted"
+    same_trees(load_boosted(folder / TREES), model)
+    data, _ = clients.simulated
+    shared = load_models(folder)[SHARED]
+    found = np.log(shared.probabilities(data.x))
+    np.testing.assert_allclose(found, model.outputs(data.x), rtol=1e-5, atol=1e-5)
+
+
+def test_only_masks_leave_a_client(boosted):
+    """No answer holds an array of numbers but masked ones."""
+    clients, tap, _ = boosted
+    names = set()
+    for _, body in tap.sent:
+        reply = decode_reply(body)
+        assert reply.refusal is None
+        names |= {name for name in reply.arrays if len(reply.arrays[name])}
+        if reply.task == BOOST:
+            assert not reply.arrays
+    assert names == {"masking", "sealing", "shares", "commitment", "masked"}
+    steps = {decode_request(body).round for _, body in tap.requests}
+    most = most_steps(clients.job.boosting.settings, 1)
+    assert max(steps) < most
+
+
+def test_lost_answers_are_asked_for_again(tmp_path):
+    clients = Boosted(tmp_path / "job")
+    lost = []
+
+    def lose(client, request):
+        is_lost = len(lost) < 4 and client == "b" and len(tap.sent) % 5 == 0
+        if is_lost:
+            lost.append(request.task)
+        return is_lost
+
+    tap = Tap(clients.responders, lose)
+    lines = []
+    object.__setattr__(clients.job, "deadline", 0.5)
+    model = clients.boost(tap, log=lines.append)
+    assert len(set(lost)) > 1, lost
+    assert any("it is asked again" in line for line in lines)
+    same_trees(model, clients.simulated[1].shared)
+
+
+def test_a_client_that_is_gone_ends_the_run_and_nothing_is_kept(tmp_path):
+    clients = Boosted(tmp_path / "job")
+    tap = Tap(clients.responders, lambda client, request: len(tap.sent) > 120)
+    object.__setattr__(clients.job, "deadline", 0.3)
+    with pytest.raises(TooFewClients):
+        clients.boost(tap, patience=0.1)
+    assert not [it for it in clients.directory.iterdir() if "boosted" in it.name]
+
+
+def first_steps(tap, name):
+    return [
+        decode_request(body)
+        for client, body in tap.requests
+        if client == name and decode_request(body).task in (KEYS, BOOST)
+    ]
+
+
+def test_what_is_not_a_step_is_refused(boosted, tmp_path):
+    _, tap, _ = boosted
+    clients = Boosted(tmp_path / "job")
+    steps = first_steps(tap, "a")
+
+    def ask(request, **changes):
+        fresh = clients.client("a")
+        return decode_reply(
+            fresh(encode_request(dataclasses.replace(request, **changes)))
+        )
+
+    def changed(request, **step):
+        algorithm = {**request.algorithm}
+        algorithm[BOOST] = {**algorithm[BOOST], **step}
+        return algorithm
+
+    first = steps[0]
+    assert ask(first, run="f").refusal is None
+    for run, (request, changes, refusal) in enumerate(
+        [
+            (first, {"round": 1}, Refusal.NO_STATE),
+            (first, {"round": 10**6}, Refusal.ROUND),
+            (first, {"algorithm": changed(first, clients=2)}, Refusal.UNSAFE_SUM),
+            (first, {"algorithm": changed(first, clients="x")}, Refusal.UNSAFE_SUM),
+            (first, {"algorithm": changed(first, steps=[])}, Refusal.MALFORMED),
+            (
+                first,
+                {"algorithm": changed(first, steps=[{"kind": "gradients"}])},
+                Refusal.MALFORMED,
+            ),
+            (
+                first,
+                {"algorithm": changed(first, steps=[{"kind": "finish"}] * 2)},
+                Refusal.MALFORMED,
+            ),
+            (first, {"task": BOOST}, Refusal.MALFORMED),
+            (
+                first,
+                {"algorithm": changed(first, steps=[{"kind": "finish"}])},
+                Refusal.MALFORMED,
+            ),
+            (
+                first,
+                {"algorithm": {**first.algorithm, BOOST: True}},
+                Refusal.MALFORMED,
+            ),
+            (first, {"task": "client"}, Refusal.NOT_IN_JOB),
+            (
+                first,
+                {"algorithm": changed(first, steps=[{"kind": "answer"}])},
+                Refusal.MALFORMED,
+            ),
+            (
+                first,
+                {"algorithm": changed(first, steps=[{"kind": "loss", "input": 99}])},
+                Refusal.MALFORMED,
+            ),
+            (first, {"arrays": {"0/x": np.zeros(3)}}, Refusal.MALFORMED),
+        ]
+    ):
+        answer = ask(request, run=f"{run:x}", **changes)
+        assert answer.refusal is not None, changes
+        assert answer.refusal in (refusal, Refusal.SPENT), (changes, answer.refusal)
+
+
+def test_a_step_is_taken_once_and_only_in_its_place(boosted, tmp_path):
+    _, tap, _ = boosted
+    clients = Boosted(tmp_path / "job")
+    client = clients.client("a")
+    steps = first_steps(tap, "a")[:4]
+    for request in steps:
+        for _ in range(2):
+            assert decode_reply(client(encode_request(request))).refusal is None
+    # An earlier step with other content is another request for the same place.
+    other = dataclasses.replace(steps[1], arrays={})
+    assert decode_reply(client(encode_request(other))).refusal == Refusal.ANSWERED
+    restarted = clients.client("a")
+    again = decode_reply(restarted(encode_request(steps[3])))
+    assert again.refusal == Refusal.NO_STATE
+
+
+def test_a_job_without_boosting_answers_no_step(boosted, tmp_path):
+    _, tap, _ = boosted
+    clients = Boosted(tmp_path / "job", rest=REST.partition("[boosting]")[0])
+    request = dataclasses.replace(
+        first_steps(tap, "a")[0], experiment=clients.job.identity
+    )
+    answer = decode_reply(clients.client("a")(encode_request(request)))
+    assert answer.refusal == Refusal.NOT_IN_JOB
+    with pytest.raises(ValueError, match=r"add the table \[boosting\]"):
+        clients.boost()
+
+
+@pytest.mark.parametrize(
+    ("rest", "problem"),
+    [
+        ("[boosting]\ntrees = 3\n", "needs sums behind masks"),
+        (REST.replace("trees = 5", "trees = 0"), "trees"),
+        (REST.replace("trees = 5", "tree = 5"), "tree"),
+        (REST.replace("leaves = 4", "leaves = 1"), "leaves"),
+        (REST.replace("bins = 16", "bins = 300"), "bins"),
+    ],
+)
+def test_settings_of_trees_are_checked_where_they_stand(rest, problem, tmp_path):
+    with pytest.raises(ValueError, match=problem) as error:
+        Boosted(tmp_path / "job", rest=rest)
+    assert "job.toml" in str(error.value) and "\n" not in str(error.value)
+
+
+def test_boosting_is_part_of_what_a_client_agrees_to(tmp_path):
+    with_trees = Boosted(tmp_path / "one").job
+    without = Boosted(tmp_path / "two", REST.partition("[boosting]")[0]).job
+    other = Boosted(tmp_path / "three", REST.replace("trees = 5", "trees = 6")).job
+    assert len({it.identity for it in (with_trees, without, other)}) == 3
+
+
+def test_a_policy_decides_on_trees(tmp_path):
+    job = Boosted(tmp_path / "job").job
+    allowed = Policy(federated_statistics=True)
+    assert not list(allowed.reasons_against(job))
+    for policy, words in (
+        (Policy(), "federated_statistics"),
+        (Policy(federated_statistics=True, noise_only=True), "noise_only"),
+        (Policy(federated_statistics=True, rounds=4), "rounds = 4"),
+    ):
+        assert any(words in reason for reason in policy.reasons_against(job))
+
+
+def test_models_of_machines_predict_on_the_command_line(boosted, tmp_path, capsys):
+    clients, _, model = boosted
+    data, _ = clients.simulated
+    np.save(tmp_path / "x.npy", np.asarray(data.x))
+    place = str(clients.directory / "boosted")
+    assert main(["predict", place, str(tmp_path / "x.npy")]) == 0
+    shown = capsys.readouterr().out.split()[1:]
+    found = [int(line.split(",")[1]) for line in shown]
+    np.testing.assert_array_equal(found, model.outputs(data.x).argmax(axis=1))
+
+
+def test_machines_that_prepare_their_tables_together_boost_too(tmp_path):
+    """The shared trees then take raw rows, the target among them."""
+    clients = MarkedClients(tmp_path, privacy=REST.partition("[privacy]")[2])
+    rows = wait_for_clients(Connection(clients.job, SEEN, clients.tap), wait=60)
+    statistics = agree_on_preprocessing(clients.job, clients.tap, rows, 60)
+    folder = tmp_path / "boosted"
+    model = boost_clients(clients.job, clients.tap, rows, folder, statistics=statistics)
+    own = load_models(folder)[SHARED]
+    schema = clients.job.schema
+    read = [*schema.columns, schema.target]  # the target may be there, and is not read
+    frame = pl.read_csv(clients.files["a"]).select(read)
+    x = own.preprocessing.transform(frame, missing="impute", unknown="other")
+    found = own.preprocessing.decode(own.predict(x).reshape(-1))
+    expected = own.preprocessing.decode(model.outputs(x))
+    np.testing.assert_allclose(found, expected, rtol=1e-5)

@@ -1,29 +1,39 @@
 """Memory and seconds of a round for ten clients of large networks: all parameters trained,
 or frozen with low-rank adapters.
 
-Each cell runs in a process of its own, whose largest resident memory is measured, less
-that of the same process before it makes the model. The network is a perceptron of about
-the asked size with ReLU; the examples are random. "one copy" is the memory of the
-network's numbers.
+The network is a perceptron with 24 hidden layers and ReLU, about as many as a transformer
+of its size has matrices; examples are random. Each cell runs in a process of its own. Its
+memory is the largest resident memory of a run with the network, less that of the same run
+with a narrow network before: what the compiler needs for 24 layers is no part of it.
+Frozen networks come from a safetensors file ("random" ones are drawn). "one copy" is the
+memory of the network's numbers.
 """
 
 import argparse
 import json
+import os
 import resource
 import subprocess
 import sys
+import tempfile
+from itertools import pairwise
+from pathlib import Path
 from time import perf_counter
 
 import numpy as np
-from measuring import machine
+from measuring import show
+from rich.console import Console
+from rich.table import Table
+from safetensors.numpy import save_file
 
-INPUTS, CLASSES, CLIENTS = 512, 1000, 10
-WIDTHS = {"1": 420, "11": 2000, "25": 3150, "100": 6650}
-"""Millions of parameters -> the width of three hidden layers."""
-KINDS = ("full", "frozen body", "lora 8")
+INPUTS, CLASSES, CLIENTS, LAYERS = 512, 1000, 10, 24
+WIDTHS = {"1": 178, "11": 660, "25": 1010, "100": 2050}
+"""Millions of parameters -> the width of the hidden layers."""
+KINDS = ("full", "lora 3", "lora 3, random")
+MIB = 2**20
 
 
-def measure(millions: str, kind: str, rounds: int) -> dict[str, float]:
+def measure(millions: str, kind: str, rounds: int, file: Path) -> dict[str, float]:
     """One cell, in this process."""
     import fedtailor as ft
     from fedtailor.federation import from_arrays
@@ -37,33 +47,44 @@ def measure(millions: str, kind: str, rounds: int) -> dict[str, float]:
         test=0.2,
         classes=CLASSES,
     )
-    network = ft.models.mlp((WIDTHS[millions],) * 3)
-    whole = network.bind(federation.input_shape, CLASSES)
+
+    def run(width: int, start: Path | None, rounds: int) -> ft.Run:
+        network = ft.models.mlp((width,) * LAYERS)
+        if kind != "full":
+            network = ft.models.lora(network, rank=3, start=start)
+        sgd = ft.SGD(lr=0.01, steps=2, batch_size=8)
+        method = ft.Ditto(sgd=sgd)
+        return ft.run(method, federation, network, rounds, evaluate_every=rounds)
+
+    run(32, None, 1)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    model = {
-        "full": lambda: network,
-        "frozen body": lambda: ft.models.frozen(network, "not head"),
-        "lora 8": lambda: ft.models.lora(network, rank=8),
-    }[kind]()
     started = perf_counter()
-    done = ft.run(
-        ft.Ditto(sgd=ft.SGD(lr=0.01, steps=2, batch_size=8)),
-        federation,
-        model,
-        rounds,
-        evaluate_every=rounds,
-    )
+    done = run(WIDTHS[millions], file if kind == "lora 3" else None, rounds)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     frozen = 0 if done.model.frozen is None else done.model.frozen.size
     return {
-        "parameters": whole.size,
-        "frozen": frozen,
+        "parameters": frozen or done.model.size,
         "trained": done.model.size,
         "bytes_up": done.summary().bytes_up / rounds / CLIENTS,
         "memory": (peak - before) * 1024,
         "seconds": float(np.median(done.training.round_seconds)),
-        "first": perf_counter() - started,
+        "all": perf_counter() - started,
     }
+
+
+def write_network(millions: str, file: Path) -> None:
+    """A safetensors file with the arrays of the network."""
+    rng = np.random.default_rng(0)
+    widths = [INPUTS, *[WIDTHS[millions]] * LAYERS, CLASSES]
+    arrays = {}
+    for layer, (inputs, outputs) in enumerate(pairwise(widths)):
+        scale = np.float32(np.sqrt(2 / inputs))
+        weight = rng.normal(size=(inputs, outputs)).astype(np.float32) * scale
+        # Every other layer is a ReLU, and the first one makes vectors of inputs.
+        name = f"layers.{2 * layer + 1}"
+        arrays[f"{name}.weight"] = weight
+        arrays[f"{name}.bias"] = np.zeros(outputs, np.float32)
+    save_file(arrays, file)
 
 
 def main() -> None:
@@ -71,34 +92,48 @@ def main() -> None:
     parser.add_argument("--millions", nargs="*", choices=WIDTHS, default=[*WIDTHS][1:])
     parser.add_argument("--kinds", nargs="*", choices=KINDS, default=[*KINDS])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--cell", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--cell", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.cell:
-        print(json.dumps(measure(*options.cell, options.rounds)))
+        millions, kind, file = options.cell
+        print(json.dumps(measure(millions, kind, options.rounds, Path(file))))
         return
-    print(machine("fedtailor", "jax"))
-    print("| network | trained | one copy MiB | memory MiB | up MiB | s a round |")
+    table = Table("network", "trained", "one copy, MiB", "memory, MiB", "up, MiB")
+    table.add_column("s a round")
+    table.add_column("s in all")
     for millions in options.millions:
         for kind in options.kinds:
-            cell = [sys.executable, __file__, "--cell", millions, kind]
-            child = subprocess.run(
-                [*cell, "--rounds", str(options.rounds)],
-                capture_output=True,
-                text=True,
-            )
+            with tempfile.TemporaryDirectory() as folder:
+                file = Path(folder) / "base.safetensors"
+                write_network(millions, file)
+                cell = [sys.executable, __file__, "--cell", millions, kind, str(file)]
+                child = subprocess.run(
+                    [*cell, "--rounds", str(options.rounds)],
+                    capture_output=True,
+                    text=True,
+                    check=False,
+                    # Programs that were kept would hide what compiling takes.
+                    env={**os.environ, "JAX_ENABLE_COMPILATION_CACHE": "false"},
+                )
             name = f"{millions} M, {kind}"
             if child.returncode:
                 reason = (child.stderr.strip().splitlines() or ["killed"])[-1]
-                print(f"| {name} | {reason} |")
+                short = reason.removeprefix("ValueError: ").partition(" (")[0]
+                table.add_row(name, "", "", f"refused: {short}", "", "", "")
+                print(f"{name}: {reason}", flush=True)
                 continue
             found = json.loads(child.stdout.splitlines()[-1])
-            mib = 2**20
-            print(
-                f"| {name} | {found['trained']:,.0f}"
-                f" | {4 * found['parameters'] / mib:.0f} | {found['memory'] / mib:.0f}"
-                f" | {found['bytes_up'] / mib:.2f} | {found['seconds']:.2f} |",
-                flush=True,
+            cells = (
+                f"{found['trained']:,.0f}",
+                f"{4 * found['parameters'] / MIB:.0f}",
+                f"{found['memory'] / MIB:.0f}",
+                f"{found['bytes_up'] / MIB:.2f}",
+                f"{found['seconds']:.2f}",
+                f"{found['all']:.0f}",
             )
+            table.add_row(name, *cells)
+            print(name, *cells, flush=True)
+    show(Console(width=100), table, "frozen-memory", "jax")
 
 
 if __name__ == "__main__":

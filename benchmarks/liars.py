@@ -1,10 +1,12 @@
 """Which methods resist clients that lie, alone and with robust means?
 
-Twenty clients with made data: Gaussian classes whose centres each client moves a little,
-and labels in Dirichlet shares. A fifth of them lie. For each method, rule and attack: the
-mean test accuracy of the honest clients' personal models over seeds, with a 95 % interval
-over seeds, and for back doors the share of honest clients' marked examples that get the
-attacker's label. Results go to a CSV file, which a second call completes.
+Twenty clients with made data: Gaussian classes that overlap, whose centres each client
+moves a little, and labels in Dirichlet shares; with 20 examples each, so that clients gain
+by sharing and would lose by one model for all. A fifth of them lie. For each method, rule
+and attack: the mean test accuracy of the honest clients' personal models over seeds, with
+a 95 % interval over seeds, and for back doors the share of honest clients' marked examples
+that get the attacker's label. Results go to a CSV file, which a second call completes.
+`--write` makes the tables of docs/liars-measured.md of it.
 """
 
 import argparse
@@ -14,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from measuring import machine
+from measuring import machine, show
+from rich.console import Console
+from rich.table import Table
 
 import fedtailor as ft
 from fedtailor.decision.intervals import student_interval
@@ -28,8 +32,9 @@ from fedtailor.federation import (
 from fedtailor.pipelines import Lies, RobustMean
 from fedtailor.protocol import Pipeline
 
+FILE = "liars.csv"
 CLIENTS, FEATURES, CLASSES = 20, 10, 4
-TRAIN, TEST = 60, 60
+TRAIN, TEST = 20, 100
 SHARE = 0.2
 SGD = ft.SGD(lr=0.1, steps=10, batch_size=20)
 DOOR = BackDoor(SHARE, target=0, size=3)
@@ -45,8 +50,10 @@ METHODS: dict[str, Any] = {
     "pfedme": ft.PFedMe(sgd=SGD),
     "ifca": ft.IFCA(sgd=SGD, clusters=2),
     "cfl": ft.CFL(sgd=SGD),
+    "fedamp": ft.FedAMP(sgd=SGD),
+    "ucfl": ft.UCFL(sgd=SGD, streams="auto"),
 }
-WITHOUT_RULES = ("local", "ifca", "cfl")
+WITHOUT_RULES = ("local", "ifca", "cfl", "fedamp", "ucfl")
 """Methods with no one mean in whose place a rule could stand."""
 
 RULES: dict[str, Pipeline] = {
@@ -77,11 +84,11 @@ ATTACKS: dict[str, tuple[Any, Pipeline]] = {
 def made(seed: int) -> Federation:
     """Clients with moved classes and other shares of labels."""
     rng = np.random.default_rng(seed)
-    centres = 1.2 * rng.normal(size=(CLASSES, FEATURES))
+    centres = 0.6 * rng.normal(size=(CLASSES, FEATURES))
     xs, ys = [], []
     for _ in range(CLIENTS):
         shares = rng.dirichlet(np.full(CLASSES, 2.0))
-        own = centres + 0.5 * rng.normal(size=centres.shape)
+        own = centres + 0.3 * rng.normal(size=centres.shape)
         y = rng.choice(CLASSES, size=TRAIN + TEST, p=shares)
         xs.append(own[y] + rng.normal(size=(len(y), FEATURES)))
         ys.append(y)
@@ -116,6 +123,11 @@ def measured(method: str, rule: str, attack: str, seed: int, rounds: int) -> lis
         )
     except ft.Diverged:
         return [str(1 / CLASSES), "", "diverged"]
+    except ValueError as error:
+        # A server that compares models cannot go on with such an answer either.
+        if "not finite" not in str(error):
+            raise
+        return [str(1 / CLASSES), "", "diverged"]
     models = done.personal_models()
     correct, caught = [], []
     for index in np.flatnonzero(honest).tolist():
@@ -133,33 +145,107 @@ def measured(method: str, rule: str, attack: str, seed: int, rounds: int) -> lis
     return [f"{np.mean(correct):.5f}", success, ""]
 
 
-def interval(values: list[float]) -> str:
-    """Mean and 95 % interval over seeds, in percent."""
+def interval(values: list[float], most: float = 100.0) -> str:
+    """Mean and 95 % interval over seeds.
+
+    Args:
+        values: shares, or differences of shares.
+        most: the most percent, or percentage points, that they can be; the least is -most
+            for differences.
+    """
     numbers = 100 * np.array(values)
+    mean = float(numbers.mean())
     if len(numbers) < 2:
-        return f"{numbers.mean():.1f}"
+        return f"{mean:.1f}"
     variance = float(numbers.var(ddof=1)) / len(numbers)
-    found = student_interval(
-        float(numbers.mean()), [(variance, len(numbers) - 1)], 0.95
+    found = student_interval(mean, [(variance, len(numbers) - 1)], 0.95)
+    # Adding zero makes -0.0 a plain 0.0.
+    low, high = max(found.low, -most), min(found.high, most)
+    mean, low, high = (round(each, 1) + 0.0 for each in (mean, low, high))
+    return f"{mean:.1f} [{low:.1f}, {high:.1f}]"
+
+
+# tables
+# --------------------------------------------------------------------------------------
+
+Results = dict[tuple[str, ...], list[str]]
+"""(method, rule, attack, seed) -> what `measured` returns."""
+DOORS = "scaled back door"
+
+
+def read(path: Path) -> Results:
+    """The results in a file; none if there is no file."""
+    if not path.exists():
+        return {}
+    with path.open() as file:
+        return {tuple(row[:4]): row[4:] for row in csv.reader(file)}
+
+
+def of_seeds(results: Results, *cell: str, column: int = 0) -> list[float]:
+    """A column of a method's results with a rule under an attack, by seed."""
+    found = {key[3]: row for key, row in results.items() if key[:3] == cell}
+    return [float(found[seed][column] or "nan") for seed in sorted(found, key=int)]
+
+
+def change(results: Results, method: str, rule: str, attack: str) -> str:
+    """The change of accuracy by an attack: of the method with the rule against the method
+    without rule and attack, in pairs of the same data. "" if it was not measured.
+    """
+    attacked = of_seeds(results, method, rule, attack)
+    clean = of_seeds(results, method, "mean", "none")
+    if not attacked or len(attacked) != len(clean):
+        return ""
+    found = interval([one - other for one, other in zip(attacked, clean, strict=True)])
+    keys = [(method, rule, attack, str(seed)) for seed in range(len(clean))]
+    diverged = sum(results[key][2] == "diverged" for key in keys)
+    return f"{found}, {diverged} diverged" if diverged else found
+
+
+def write_tables(results: Results, command: str) -> None:
+    """The tables for docs/liars-measured.md, in benchmarks/measured."""
+    alone = Table(
+        "method", "no attack, %", *[name for name in ATTACKS if name != "none"]
     )
-    return f"{numbers.mean():.1f} [{found.low:.1f}, {found.high:.1f}]"
+    alone.add_column("back door opens, %")
+    for method in METHODS:
+        clean = of_seeds(results, method, "mean", "none")
+        if clean:
+            changes = [
+                change(results, method, "mean", attack)
+                for attack in ATTACKS
+                if attack != "none"
+            ]
+            door = of_seeds(results, method, "mean", DOORS, column=1)
+            opens = interval(door) if door else ""
+            alone.add_row(method, interval(clean), *changes, opens)
+    ruled = Table("method", "rule", *ATTACKS)
+    ruled.add_column("back door opens, %")
+    for method, rule in product(METHODS, RULES):
+        changes = [change(results, method, rule, attack) for attack in ATTACKS]
+        if rule != "mean" and all(changes):
+            door = of_seeds(results, method, rule, DOORS, column=1)
+            ruled.add_row(method, rule, *changes, interval(door) if door else "")
+    console = Console(width=240)
+    show(console, alone, "liars-alone", "jax", command=command)
+    show(console, ruled, "liars-rules", "jax", command=command)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("liars.csv"))
+    parser.add_argument("--out", type=Path, default=Path(FILE))
     parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--methods", nargs="*", choices=METHODS, default=[*METHODS])
     parser.add_argument("--rules", nargs="*", choices=RULES, default=[*RULES])
     parser.add_argument("--attacks", nargs="*", choices=ATTACKS, default=[*ATTACKS])
+    parser.add_argument("--write", action="store_true", help="only write the tables")
     options = parser.parse_args()
+    if options.write:
+        write_tables(read(options.out), f"python benchmarks/liars.py --out {FILE}")
+        return
     print(machine("fedtailor", "jax"), f"{options.rounds} rounds", sep="\n")
 
-    results: dict[tuple[str, ...], list[str]] = {}
-    if options.out.exists():
-        for row in csv.reader(options.out.open()):
-            results[tuple(row[:4])] = row[4:]
+    results = read(options.out)
     for method, rule, attack in product(
         options.methods, options.rules, options.attacks
     ):

@@ -75,7 +75,9 @@ def machine(*packages: str) -> str:
     )
 
 
-def show(console: Console, table: Table, name: str, *packages: str) -> None:
+def show(
+    console: Console, table: Table, name: str, *packages: str, command: str = ""
+) -> None:
     """Print a table. If the environment has RECORD=1, write it to measured/NAME.json,
     from which `speed_tables.py` makes a table of a page.
 
@@ -84,12 +86,14 @@ def show(console: Console, table: Table, name: str, *packages: str) -> None:
         table: the table.
         name: of the file.
         packages: whose versions are recorded.
+        command: what measured it; "" = this program with its arguments.
     """
     console.print(table)
     if os.environ.get("RECORD") != "1":
         return
+    this_one = " ".join(["python", Path(sys.argv[0]).name, *sys.argv[1:]])
     content = {
-        "command": " ".join(["python", *(Path(sys.argv[0]).name, *sys.argv[1:])]),
+        "command": command or this_one,
         "machine": machine("fedtailor", *packages),
         "versions": {package: version(package) for package in packages},
         "commit": _commit(),

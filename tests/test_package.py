@@ -29,6 +29,14 @@ def test_the_changelog_begins_with_this_version():
     assert versions[0] == fedtailor.__version__
 
 
+def test_the_citation_is_of_this_version():
+    """Its date is that of the changelog."""
+    citation = (CHANGELOG.parent / "CITATION.cff").read_text()
+    (date,) = re.findall(r"^date-released: (\S+)", citation, re.MULTILINE)
+    assert f"\nversion: {fedtailor.__version__}\n" in citation
+    assert f"\n## {fedtailor.__version__} - {date}\n" in CHANGELOG.read_text()
+
+
 def test_the_installed_version_is_that_of_the_sources():
     assert importlib.metadata.version("fedtailor") == fedtailor.__version__
 

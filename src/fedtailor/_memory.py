@@ -38,6 +38,32 @@ def total_memory() -> int:
     return memory
 
 
+_CGROUP_USAGE = Path("/sys/fs/cgroup/memory.current")
+_CGROUP_DETAILS = Path("/sys/fs/cgroup/memory.stat")
+_MEMINFO = Path("/proc/meminfo")
+
+
+def available_memory() -> int:
+    """Bytes of memory that this process may still take without others losing theirs;
+    `total_memory()` where the system does not tell.
+    """
+    available = total_memory()
+    with suppress(OSError, ValueError, KeyError):
+        available = min(available, 1024 * _numbers(_MEMINFO)["MemAvailable:"])
+    with suppress(OSError, ValueError, KeyError):
+        # Copies of files that were not used lately make place.
+        spare = _numbers(_CGROUP_DETAILS)["inactive_file"]
+        left = int(_CGROUP_LIMIT.read_text()) - int(_CGROUP_USAGE.read_text()) + spare
+        available = min(available, left)
+    return max(available, 0)
+
+
+def _numbers(path: Path) -> dict[str, int]:
+    """The first number of each line of a file, by its first word."""
+    lines = (line.split() for line in path.read_text().splitlines())
+    return {words[0]: int(words[1]) for words in lines if len(words) > 1}
+
+
 def save_memory() -> None:
     """Make XLA's compiler and the allocator use less memory.
 

@@ -3,13 +3,13 @@ read.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from safetensors import SafetensorError, deserialize
+from safetensors import SafetensorError, deserialize, safe_open
 
 DTYPES = {
     "BOOL": np.dtype(bool),
@@ -66,6 +66,52 @@ def read_tensors(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
         return {name: tensor(name, entry) for name, entry in entries}, metadata(data)
     except ValueError as error:
         raise SafetensorError(str(error)) from None
+
+
+class TensorFile(Mapping[str, np.ndarray]):
+    """The arrays of a safetensors file, each of which is read when it is asked for.
+
+    Raises:
+        SafetensorError: the file is damaged; when an array is asked for, also if it is
+            of a type that is not read.
+        OSError: the file cannot be read.
+    """
+
+    def __init__(self, path: Path, prefix: str = "") -> None:
+        """Open a file.
+
+        Args:
+            path: the file.
+            prefix: only arrays whose names begin so, which are called by the rest.
+        """
+        self.path, self.prefix = path, prefix
+        # This checks that the entries fit the file.
+        with safe_open(path, framework="np"), path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            entries = json.loads(file.read(length))
+        self._first = 8 + length
+        self._entries = {
+            name.removeprefix(prefix): entry
+            for name, entry in entries.items()
+            if name != "__metadata__" and name.startswith(prefix)
+        }
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        entry = self._entries[name]
+        begin, end = entry["data_offsets"]
+        with self.path.open("rb") as file:
+            file.seek(self._first + begin)
+            data = file.read(end - begin)
+        try:
+            return tensor(name, {**entry, "data": data})
+        except ValueError as error:
+            raise SafetensorError(str(error)) from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
 
 
 def is_float(array: Any) -> bool:

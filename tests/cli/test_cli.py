@@ -49,6 +49,8 @@ NAMES = {
         "moon",
         "feddbe",
         "knn-per",
+        "feddpa",
+        "flexlora",
     ),
     *(
         "mr-mtl",

@@ -54,3 +54,30 @@ def test_a_run_imports_neither_what_only_tables_need_nor_scikit_learn(tmp_path):
     )
     needed = "equinox jax jaxlib numpy optax polars pydantic rich tyro"
     assert done.stderr.splitlines()[-1].split() == ["0", *needed.split()]
+
+
+FROZEN = (
+    "import gc, sys\nfrom fedtailor.cli import main\n{first}"
+    "code = main(['scenarios', 'digits-rotated'])\n"
+    "print(code, gc.isenabled(), gc.get_freeze_count() > 10_000, file=sys.stderr)"
+)
+
+
+@pytest.mark.parametrize(
+    ("first", "found"), [("", "0 True True"), ("import jax\n", "0 True False")]
+)
+def test_what_a_command_imports_is_no_garbage(first, found):
+    """In a program that has imported JAX, nothing is changed."""
+    done = subprocess.run(
+        [sys.executable, "-c", FROZEN.format(first=first)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stderr.strip() == found
+
+
+def test_a_method_is_known_to_be_built_in_by_its_name_alone():
+    for name in typed_names.built_in_methods():
+        assert typed_names._is_built_in(name), name
+    assert not typed_names._is_built_in("fedavgg")

@@ -41,6 +41,8 @@ EXAMPLES: dict[str, Algorithm] = {
     "fedbn": ft.FedBN(sgd=TRAINED),
     "fedbabu": ft.FedBABU(sgd=TRAINED, tune=PLAIN, part="bias"),
     "fedrod": ft.FedRoD(sgd=PLAIN),
+    "feddpa": ft.FedDPA(sgd=TRAINED, part="bias", share=0.0),
+    "flexlora": ft.FlexLoRA(sgd=TRAINED),
     "fedala": ft.FedALA(sgd=TRAINED, part="everything", share=1.0),
     "moon": ft.MOON(sgd=TRAINED),
     "feddbe": ft.FedDBE(sgd=PLAIN),
@@ -88,6 +90,10 @@ OPT_OUTS: dict[tuple[str, str], str] = {
         "enrolment",
         "fedfomo",
     ): "client i's model has a history; a newcomer weighs all models once",
+    (
+        "enrolment",
+        "feddpa",
+    ): "client i's local adapter has a history; a newcomer trains one for a round",
     (
         "loss scale",
         "fedprox",
@@ -305,6 +311,8 @@ TRAFFIC: dict[str, tuple[float, ...]] = {
     "fedala": (1, 1, 1, 0, 0),
     "moon": (1, 1, 1, 0, 0),
     "feddbe": (1, 1, 1, 0, 0),
+    "feddpa": (1, 1, 1, 0, 0),
+    "flexlora": (1, 1, 1, 0, 0),
     "knn-per": (1, 1, 1, 0, 0),
     "mr-mtl": (1, 1, 1, 0, 0),
     "feddyn": (1, 1, 1, 0, 0),

@@ -15,6 +15,7 @@ from conformance.examples import TRAFFIC, example
 from fedtailor.accounting import MODEL_KINDS
 from fedtailor.client.pool import build_pool
 from fedtailor.client.trainer import DeviceTrainer
+from fedtailor.models import logistic, lora
 from fedtailor.protocol import Algorithm, ClientRows, Cohort, Exchange
 from fedtailor.remote.wire import answer_shapes
 from fedtailor.testing import softmax_model, train
@@ -24,6 +25,12 @@ from fedtailor.testing.problems import float64
 CHANGES = {
     "fedbn": {"part": "bias"},  # the suite's model has no normalisation layers to keep
     "cgpfl-heur": {"mu": 1.0},  # with the default, four clients always have one context
+}
+ADAPTED = {
+    # without adapters it is FedAvg
+    "flexlora": lambda: lora(logistic(), rank=2, train="bias").bind(
+        (4,), 3, dtype="float64"
+    )
 }
 mixing = importlib.import_module("fedtailor.aggregation.mix")
 
@@ -36,7 +43,8 @@ def test_what_travels_is_kept_and_seen(name, monkeypatch):
         Algorithm.registry[name].about,
     )
     with float64():
-        training = train(algorithm, federation(), softmax_model(), 0)
+        model = ADAPTED.get(name, softmax_model)()
+        training = train(algorithm, federation(), model, 0)
         assert (about.client_keeps == "nothing") == (not training.phase.keeps_states)
         if about.server_sees not in ("nothing", "data"):
             vectors, numbers = seen_by_the_server(training, monkeypatch)

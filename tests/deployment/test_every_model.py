@@ -164,26 +164,20 @@ def test_every_registered_model_is_opened(tmp_path):
 
 
 @pytest.mark.slow
-def test_models_of_a_file_are_opened(tmp_path):
+@pytest.mark.parametrize(
+    ("name", "package"),
+    [("tokens:width=3", "jax"), ("equinox",) * 2, ("linen", "flax"), ("torch",) * 2],
+)
+def test_models_of_a_file_are_opened(tmp_path, name, package):
+    pytest.importorskip(package, reason=f"{package} is not installed")
     file = tmp_path / "net.py"
     file.write_text(OWN_FILE)
-    kinds = [("tokens:width=3", (4,), token_cross_entropy)]
-    for package, name in (
-        ("equinox", "equinox"),
-        ("flax", "linen"),
-        ("torch", "torch"),
-    ):
-        try:
-            __import__(package)
-        except ImportError:
-            continue
-        kinds.append((name, (5,), cross_entropy))
-    folders = [
-        trained(tmp_path / name.partition(":")[0], f"{file}:{name}", *rest, own=True)
-        for name, *rest in kinds
-    ]
-    opened(tmp_path / "open_it.py", folders)
+    is_of_tokens = package == "jax"
+    loss = token_cross_entropy if is_of_tokens else cross_entropy
+    shape = (4,) if is_of_tokens else (5,)
+    folder = trained(tmp_path / package, f"{file}:{name}", shape, loss, own=True)
+    opened(tmp_path / "open_it.py", [folder])
     with pytest.raises(
         ValueError, match=r"only your code knows.*--model FILE\.py:NAME"
     ):
-        ft.open(tmp_path / "tokens" / "run").personal("a")
+        ft.open(folder / "run").personal("a")

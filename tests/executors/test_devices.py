@@ -11,7 +11,9 @@ from conformance.problems import ROUNDED, classification, softmax_model, train
 from fedtailor.algorithms import Ditto
 from fedtailor.client.pool import build_pool
 from fedtailor.executors import devices
+from fedtailor.models import lora, mlp
 from fedtailor.protocol import SGD
+from fedtailor.runs import run
 
 
 class Planned:
@@ -75,3 +77,16 @@ def test_a_method_survives_being_compiled_ahead():
     """Placeholders, which JAX puts in the place of numbers meanwhile, tell no type."""
     compiled = jax.jit(lambda sgd: 2 * sgd.lr).lower(SGD(lr=0.25)).compile()
     assert float(compiled(SGD(lr=0.5))) == 1.0
+
+
+def test_what_does_not_fit_is_told_before_anything_is_trained(monkeypatch):
+    """Clients whose models need more than the free memory; of adapters they do not."""
+    clients, network = classification(), mlp((60, 60, 60))
+    monkeypatch.setattr(devices, "available_memory", lambda: 300_000)
+    message = (
+        r"^a round of training needs about \S+ GiB of memory and \S+ GiB are free"
+        r" \(\d+ clients, .*\); train a part of the [\d,]+ parameters .*"
+    )
+    with pytest.raises(ValueError, match=message):
+        run(Ditto(sgd=TRAINED), clients, network, rounds=1)
+    run(Ditto(sgd=TRAINED), clients, lora(network, rank=1), rounds=1)

@@ -5,8 +5,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
+from fedtailor._tensors import TensorFile
 from fedtailor.models import from_equinox, frozen, merged, mlp, resnet, start_file
 from fedtailor.models.frozen_arrays import FrozenArrays, placed
 from fedtailor.models.frozen_network import Frozen
@@ -91,6 +93,36 @@ def test_frozen_arrays_cannot_be_written_and_have_a_digest():
     assert arrays.size == 5 and arrays.nbytes == 20
     with pytest.raises(ValueError, match="read-only"):
         arrays["a"][0] = 1
+
+
+def test_devices_share_the_memory_of_the_host():
+    arrays = FrozenArrays({"a": np.ones((3, 5)), "b": np.ones(7, np.float32)[1:]})
+    first, second = jax.devices("cpu")[:2]
+    mesh = jax.sharding.Mesh(np.array([first, second]), ("clients",))
+    everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    on_one = arrays.on(jax.sharding.SingleDeviceSharding(first))
+    on_both = arrays.on(everywhere)
+    for index, array in enumerate(arrays.values()):
+        copies = [
+            on_one[index],
+            *(each.data for each in on_both[index].addressable_shards),
+        ]
+        pointers = {copy.unsafe_buffer_pointer() for copy in copies}
+        assert pointers == {array.ctypes.data} and on_both[index].sharding == everywhere
+    # Whatever is computed with them on both devices moves them there.
+    assert (arrays.on_device[0] + on_both[0]).sharding == everywhere
+
+
+def test_they_are_asked_for_one_after_the_other(tmp_path):
+    """A file is never in memory as a whole beside its arrays."""
+    save_file({"a": np.ones((2, 3)), "b": np.ones(4, np.float32)}, tmp_path / "x")
+    file = TensorFile(tmp_path / "x")
+    assert list(file) == ["a", "b"] and len(file) == 2
+    assert FrozenArrays(file) == FrozenArrays({"a": np.ones((2, 3)), "b": np.ones(4)})
+    assert list(TensorFile(tmp_path / "x", "b")) == [""]
+    (tmp_path / "x").write_bytes((tmp_path / "x").read_bytes()[:-1])
+    with pytest.raises(SafetensorError):
+        TensorFile(tmp_path / "x")
 
 
 def test_a_program_takes_them_as_inputs_and_holds_no_constant():

@@ -8,6 +8,7 @@ import pytest
 
 from fedtailor.models import cnn, from_equinox, logistic, lora, merged, mlp
 from fedtailor.models.plain import model_from_plain, plain_model
+from fedtailor.models.survival import ProportionalHazards
 from fedtailor.testing.problems import float64
 
 SHAPE, CLASSES = (6,), 3
@@ -135,6 +136,19 @@ def test_training_b_beside_the_identity_is_training_the_weight():
         np.testing.assert_allclose(
             merged(adapted, theta)[1], weights, rtol=0, atol=1e-10
         )
+
+
+def test_adapters_of_a_network_that_predicts_times_to_an_event():
+    model = ProportionalHazards(lora(mlp(20), rank=2, seed=4), (0.5, -1.0))
+    model = model.bind(SHAPE, 2)
+    base = mlp(20).bind(SHAPE, 1)
+    risk = base.logits(base.init(jax.random.key(4)), X)
+    start = model.init(jax.random.key(0))
+    expected = risk + jnp.array([0.5, -1.0])
+    np.testing.assert_allclose(model.logits(start, X), expected, rtol=0, atol=1e-6)
+    # 6 -> 20 of rank 2, 20 -> 1 of rank 1, and two log-odds
+    assert model.size == 2 * 6 + 20 * 2 + 20 + 1 + 2 and model.frozen is not None
+    assert model_from_plain(plain_model(model), held=model.architecture.held) == model
 
 
 def test_a_description_and_its_arrays_make_the_model_again():

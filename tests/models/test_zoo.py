@@ -208,6 +208,17 @@ def test_lstm_ignores_padding_at_either_end():
     assert all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(gradient))
 
 
+def test_numbers_drawn_in_blocks_are_those_of_one_call(monkeypatch):
+    monkeypatch.setattr(models.layers, "BLOCK", 64)
+    low = float(np.nextafter(np.float32(-1), np.float32(0)))
+    for count in (64, 65, 128, 1000):
+        expected = jax.random.uniform(KEY, (count,), jnp.float32, low, 1)
+        stream = models.layers.InitStream()
+        stream.uniform((count,), 1)
+        drawn = stream.filled(KEY).uniform((count,), 1)
+        np.testing.assert_array_equal(drawn, expected)
+
+
 def test_lstm_step_is_the_published_cell():
     with jax.enable_x64(True):
         counting = models.layers.InitStream()

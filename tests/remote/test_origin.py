@@ -14,7 +14,7 @@ from fedtailor.remote.job_work import JobHandler
 from fedtailor.remote.messages import Request, decode_reply, encode_request
 from fedtailor.remote.origin import Origin, Origins
 from fedtailor.remote.releases import RELEASE, talk
-from fedtailor.remote.service import Arrivals, Connection, share_note, wait_for_clients
+from fedtailor.remote.service import Connection, Greeter, share_note, wait_for_clients
 from fedtailor.remote.transport import LoopbackTransport, Responder, TooFewClients
 from remote.jobs import NAMES, Clients
 
@@ -254,7 +254,7 @@ def test_clients_that_come_later_are_greeted_once(clients):
     )
     transport._clients["c"] = lambda body: b"nonsense"
     connection = Connection(clients.job, NAMES[:2], transport)
-    arrivals = Arrivals(connection, None, log=lines.append)
+    arrivals = Greeter(connection, None, log=lines.append)
     assert list(arrivals(["a", "b"])) == ["d"]
     assert lines[-1] == "client d has come, and is served as a newcomer"
     assert len(lines) == 2 and lines[0].startswith("client c: ")

@@ -25,7 +25,7 @@ from fedtailor.remote.messages import (
 )
 from fedtailor.remote.plan import plan_of
 from fedtailor.remote.refusals import Refusal
-from fedtailor.remote.service import Arrivals, Connection, agree_on_preprocessing
+from fedtailor.remote.service import Connection, Greeter, agree_on_preprocessing
 from fedtailor.remote.statistics import (
     Statistics,
     add_statistics,
@@ -355,7 +355,7 @@ def test_a_client_that_comes_later_takes_what_the_others_agreed_to(
     connection = Connection(clients.job, NAMES, transport)
     agreed = agree_on_preprocessing(clients.job, transport, ("a", "b"), wait=60)
     sizes = {name: clients.work[name].sizes for name in "ab"}
-    greet, lines = Arrivals(connection, agreed, log=lines_of(clients)), []
+    greet, lines = Greeter(connection, agreed, log=lines_of(clients)), []
 
     def arrivals(known):
         lines.append(sorted(known))
@@ -408,7 +408,7 @@ def test_a_client_whose_rows_are_impossible_by_the_others_statistics_is_not_serv
     pooled = add_statistics(own_statistics(clients)[:2])
     transport = Asked(clients.responders, "c")
     connection = Connection(clients.job, NAMES, transport)
-    greet = Arrivals(connection, invented(pooled), log=lines_of(clients))
+    greet = Greeter(connection, invented(pooled), log=lines_of(clients))
     assert greet(["a", "b"]) == {}
     assert transport.tasks["c"] == [HELLO, AGREED]
     assert any("its table does not fit" in it for it in clients.logged["coordinator"])

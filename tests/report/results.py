@@ -17,9 +17,9 @@ from fedtailor.experiments.scenarios import find
 from fedtailor.protocol import SGD, Diverged
 from fedtailor.protocol.diagnostics import Diagnostic, LineDiagnostic
 from fedtailor.report.drawing import FIGURES
-from fedtailor.report.experiment import COMPARISON_INDEX, MethodRun
 from fedtailor.report.measures import MEASURES
 from fedtailor.runs import run as train
+from fedtailor.storage.comparison_index import MethodRun
 from fedtailor.storage.diagnostics import (
     ARRAYS,
     DIAGNOSTICS,
@@ -27,7 +27,7 @@ from fedtailor.storage.diagnostics import (
     write_diagnostics,
 )
 from fedtailor.storage.digests import with_digest
-from fedtailor.storage.run_files import DIGESTS, MANIFEST, SUMMARY
+from fedtailor.storage.run_files import COMPARISON_INDEX, DIGESTS, MANIFEST, SUMMARY
 
 NAME = "small"
 CLIENTS, UNSEEN, ROUNDS, SEEDS = 22, 2, 3, (0, 1)

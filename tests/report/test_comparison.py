@@ -11,9 +11,10 @@ from fedtailor.accounting import WIRELESS_PRESETS
 from fedtailor.experiments.experiment import METRICS
 from fedtailor.report import overview
 from fedtailor.report.comparison import tables
-from fedtailor.report.experiment import ScenarioUse, StoredExperiment
+from fedtailor.report.experiment import StoredExperiment
 from fedtailor.report.measures import MEASURES
 from fedtailor.report.stored import StoredRun
+from fedtailor.storage.comparison_index import ScenarioUse
 from report.results import CLIENTS, NAME, ROUNDS, SEEDS, UNSEEN, as_loss, write_index
 
 SEEN = CLIENTS - UNSEEN

@@ -12,8 +12,9 @@ from fedtailor.cli import main
 from fedtailor.report.comparison import BASELINE_ROW, other_metrics_table, tables
 from fedtailor.report.decision import decide
 from fedtailor.report.document import as_dict, markdown
-from fedtailor.report.experiment import MethodRun, StoredExperiment
+from fedtailor.report.experiment import StoredExperiment
 from fedtailor.report.page.contents import client_table
+from fedtailor.storage.comparison_index import MethodRun
 from fedtailor.storage.run_files import (
     BASELINE,
     CLIENTS,

@@ -9,19 +9,24 @@ import pytest
 import fedtailor as ft
 from conformance.problems import classification
 from fedtailor.executors import DeviceExecutor
+from fedtailor.protocol import Executor
 from fedtailor.runs import Store, run_on
 from fedtailor.training import Participation, RunSpec
 
 
 class Elsewhere:
-    """An executor from outside the package: it hands all on to another one, and notes
-    the tasks.
+    """An executor from outside the package: it has nothing but what the protocol names,
+    which it hands on to another one, and notes the tasks.
     """
+
+    promised = frozenset({*Executor.__annotations__, *vars(Executor)})
 
     def __init__(self, inner):
         self._inner, self.tasks = inner, []
 
     def __getattr__(self, name):
+        if name not in self.promised:
+            raise AttributeError(f"{name} is no part of an executor")
         return getattr(self._inner, name)
 
     def exchange(self, exchange):
@@ -49,6 +54,10 @@ def test_an_executor_from_outside_does_the_same_run(tmp_path):
         np.testing.assert_array_equal(
             run.personal(name).theta, straight.personal(name).theta
         )
+    assert run.row_outcomes().equals(straight.row_outcomes())
+    rows = clients.x[clients.test[0]], clients.y[clients.test[0]]
+    newcomers = [one.enroll(*rows).theta for one in (run, straight)]
+    np.testing.assert_array_equal(*newcomers)
     for file in ("manifest.toml", "metrics.parquet", "ledger.parquet"):
         one, other = (tmp_path / kind / file for kind in ("run", "elsewhere"))
         assert one.read_bytes() == other.read_bytes(), file

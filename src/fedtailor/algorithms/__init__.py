@@ -18,6 +18,7 @@ from fedtailor.algorithms.fedavgm import FedAvgM
 from fedtailor.algorithms.fedbabu import FedBABU
 from fedtailor.algorithms.fedbn import FedBN
 from fedtailor.algorithms.feddbe import FedDBE
+from fedtailor.algorithms.feddpa import FedDPA
 from fedtailor.algorithms.feddyn import FedDyn
 from fedtailor.algorithms.fedem import FedEM
 from fedtailor.algorithms.fedfomo import FedFomo
@@ -28,6 +29,7 @@ from fedtailor.algorithms.fedprox import FedProx
 from fedtailor.algorithms.fedrep import FedRep
 from fedtailor.algorithms.fedrod import FedRoD
 from fedtailor.algorithms.finetune import FineTune
+from fedtailor.algorithms.flexlora import FlexLoRA
 from fedtailor.algorithms.hypcluster import HypCluster
 from fedtailor.algorithms.ifca import IFCA
 from fedtailor.algorithms.knn_per import KNNPer
@@ -74,6 +76,7 @@ __all__ = [
     "FedBABU",
     "FedBN",
     "FedDBE",
+    "FedDPA",
     "FedDyn",
     "FedEM",
     "FedFomo",
@@ -84,6 +87,7 @@ __all__ = [
     "FedRoD",
     "FedYogi",
     "FineTune",
+    "FlexLoRA",
     "HypCluster",
     "KNNPer",
     "LGFedAvg",

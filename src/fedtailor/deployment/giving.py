@@ -228,7 +228,8 @@ def who_gives(
             rows.append(_labelled(without, name, seed))
     # The base is the training with all; a gain of the training without is the others'.
     others = {name: [it for it in first.names if it != name] for name in names}
-    gains = mean_gains(pl.concat(rows), ALL, score, clients=others)
+    # Runs of earlier versions have other columns beside those that are compared.
+    gains = mean_gains(pl.concat(rows, how="diagonal"), ALL, score, clients=others)
     values: list[Interval | None] = [None] * len(players)
     if shapley:
         values = list(

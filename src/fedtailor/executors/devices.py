@@ -17,6 +17,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 from numpy.typing import NDArray
 
+from fedtailor._memory import available_memory
 from fedtailor.client.pool import build_pool
 from fedtailor.client.tasks import Outputs
 from fedtailor.executors.map_clients import (
@@ -32,7 +33,7 @@ from fedtailor.executors.settings import Settings
 from fedtailor.federation import Federation
 from fedtailor.models import Model
 from fedtailor.models.frozen_arrays import FrozenArrays
-from fedtailor.protocol import NOT_SENT, Algorithm, ClientState, Exchange
+from fedtailor.protocol import NOT_SENT, Algorithm, ClientState, Exchange, require
 
 MEMORY_SHARE = 0.9
 """The fraction of the free memory that a program may use."""
@@ -40,6 +41,13 @@ MAX_CHUNK = 1024
 """The largest number of clients that a device trains at the same time."""
 UNPLANNED_CHUNK = 32
 """The chunk on accelerators that do not report their memory."""
+
+
+STEP_VECTORS = 4
+"""Vectors of a model's size that a device needs while it trains one client: parameters,
+their gradient, momentum and the result.
+"""
+ACTIVITIES = {"client": "a round of training", "evaluate": "an evaluation"}
 
 
 @dataclass(frozen=True)
@@ -144,6 +152,7 @@ class Devices:
         self._last_hyperparameters: Any = None
         self._frozen: tuple[FrozenArrays | None, tuple[Array, ...]] = (None, ())
         self.chunks: dict[Hashable, int] = {}
+        self._fitting: set[tuple[Program, int]] = set()
         self._counts_memory = free_memory(self.mesh.local_devices) < math.inf
 
     def run(self, requests: Sequence[ExchangeRequest]) -> list[Outputs]:
@@ -173,18 +182,55 @@ class Devices:
             mode=first.downlink.mode,
         )
         program = program._replace(chunk=self._chunk(program, shared, clients))
+        self._require_memory(program, shared, clients)
         outputs = map_clients(program, shared, clients)
         parts = [outputs]
         if len(requests) > 1:
             parts = self._separate(outputs, requests=len(requests))
         return [self._to_server(part) for part in parts]
 
+    def _require_memory(
+        self, program: Program, shared: SharedInputs, clients: ClientInputs
+    ) -> None:
+        """Refuse a program whose answers would not fit, before it is compiled. (The system
+        ends a process that takes too much memory; accelerators raise an error.)
+
+        Raises:
+            ValueError: there is less memory than it needs.
+        """
+        rows = len(clients.packed.numbers)
+        if self._counts_memory or (program, rows) in self._fitting:
+            return
+        self._fitting.add((program, rows))
+        room = available_memory()
+        model = program.model
+        vector = model.size * np.dtype(model.precision.sums).itemsize
+        # To trace a program takes time, and most are far from any limit.
+        if (rows + STEP_VECTORS) * vector < 0.02 * room:
+            return
+        outputs = jax.eval_shape(partial(map_clients, program), shared, clients)
+        answers = sum(
+            leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(outputs)
+        )
+        # The last round's answers are there until those of this one are.
+        needed = 2 * answers + STEP_VECTORS * self.mesh.size * vector
+        frozen = 0 if model.frozen is None else model.frozen.nbytes
+        held = sum(leaf.nbytes for leaf in jax.tree.leaves(clients.state))
+        require(
+            needed <= room,
+            f"{ACTIVITIES.get(program.task, program.task)} needs about"
+            f" {_gib(needed)} of memory and {_gib(room)} are free ({rows} clients, whose"
+            f" answers take {_gib(answers / rows)} each, beside {_gib(held + frozen)}"
+            f" that are there); train a part of the {model.size:,} parameters"
+            " (fedtailor.models.lora or frozen), or let fewer clients take part in a"
+            " round (participation)",
+        )
+
     def frozen(self, model: Model) -> tuple[Array, ...]:
         """The frozen arrays of a model, once on every device."""
         arrays = model.frozen
         if arrays != self._frozen[0]:
-            values = () if arrays is None else arrays.values_in_order
-            copies = tuple(place(value, self.replicated) for value in values)
+            copies = () if arrays is None else arrays.on(self.replicated)
             self._frozen = (arrays, copies)
         return self._frozen[1]
 
@@ -351,6 +397,11 @@ def place(values: ArrayLike, sharding: Sharding) -> Array:
         return jax.device_put(values, sharding)
     host = np.asarray(values)
     return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
+
+
+def _gib(size: float) -> str:
+    """Bytes, for messages."""
+    return f"{size / 2**30:,.{0 if size > 10 * 2**30 else 2}f} GiB"
 
 
 def free_memory(devices: Sequence[Any]) -> float:

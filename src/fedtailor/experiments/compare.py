@@ -32,10 +32,9 @@ from fedtailor.experiments import bracketing, halving
 from fedtailor.experiments.compared_runs import ComparedRuns
 from fedtailor.experiments.comparison_index import (
     collect_versions,
-    describe_experiment,
+    index_of,
     labels_of,
     require_own_index,
-    write_index,
 )
 from fedtailor.experiments.experiment import (
     Candidate,
@@ -51,10 +50,18 @@ from fedtailor.experiments.run_scores import (
     stored_score,
     validation_score,
 )
-from fedtailor.experiments.sharing import Shard, Task, do_all
+from fedtailor.experiments.sharing import Shard, SharedTask, do_all
 from fedtailor.metrics import Metric, find_metric, find_metrics
 from fedtailor.protocol import RefusedSettings, require
 from fedtailor.storage import DirectoryLock, Unusable
+from fedtailor.storage.comparison_index import (
+    BaselineRun,
+    CandidateRun,
+    MethodRun,
+    RoundBudget,
+    Skipped,
+    write_index,
+)
 from fedtailor.storage.run_files import (
     COMPARISON_INDEX,
     MANIFEST,
@@ -133,10 +140,10 @@ class Comparison:
         require(
             self.at_once >= 1, f"seeds at once is {self.at_once}; it must be 1 or more"
         )
-        self.method_runs: list[dict[str, Any]] = []
-        self.candidates: list[dict[str, Any]] = []
-        self.skipped: list[dict[str, Any]] = []
-        self.baselines: list[dict[str, Any]] = []
+        self.method_runs: list[MethodRun] = []
+        self.candidates: list[CandidateRun] = []
+        self.skipped: list[Skipped] = []
+        self.baselines: list[BaselineRun] = []
         self._runs = ComparedRuns(
             self.experiment,
             self.results,
@@ -152,10 +159,10 @@ class Comparison:
     def _repr_html_(self) -> str:
         """The comparison in a notebook: how far it is, and each method's mean."""
         metrics: dict[tuple[str, str], list[float]] = {}
-        for cell in self.method_runs:
-            summary = read_summary(self.results / cell["run"] / SUMMARY)
+        for one in self.method_runs:
+            summary = read_summary(self.results / one.run / SUMMARY)
             if "diverged" not in summary:
-                place = (cell["scenario"], f"{cell['algorithm']} ({summary['metric']})")
+                place = (one.scenario, f"{one.algorithm} ({summary['metric']})")
                 metrics.setdefault(place, []).append(summary["mean"])
         rows = [
             (*place, len(means), float(np.mean(means)))
@@ -175,7 +182,7 @@ class Comparison:
     @property
     def done(self) -> int:
         """Number of runs that are finished or skipped."""
-        skipped = sum(skipped["runs"] for skipped in self.skipped)
+        skipped = sum(skipped.runs for skipped in self.skipped)
         return len(self._runs.seconds) + skipped
 
     @property
@@ -267,7 +274,7 @@ class Comparison:
         finally:
             lock.release()
 
-    def _shared_tasks(self) -> Iterator[Task]:
+    def _shared_tasks(self) -> Iterator[SharedTask]:
         """The runs that processes share: all candidates of a method on the first seed,
         from which the one for the other seeds is chosen.
         """
@@ -295,7 +302,7 @@ class Comparison:
         candidate: Candidate,
         seed: int,
         done: list[Candidate],
-    ) -> list[Task]:
+    ) -> list[SharedTask]:
         """Train one candidate; after the last of a method, the task is to choose."""
         self._runs.train(method, candidate, seed)
         done.append(candidate)
@@ -303,7 +310,7 @@ class Comparison:
             return []
         return [partial(self._choose_shared, method, seed)]
 
-    def _choose_shared(self, method: ComparedMethod, seed: int) -> list[Task]:
+    def _choose_shared(self, method: ComparedMethod, seed: int) -> list[SharedTask]:
         """Choose among candidates whose runs are finished, or bracket them."""
         # What a choice writes down is written by `_run_all`, which makes it once more.
         alone = replace(self, shard=None)
@@ -316,7 +323,7 @@ class Comparison:
 
     def _train_alone(
         self, method: ComparedMethod, candidate: Candidate, seed: int
-    ) -> list[Task]:
+    ) -> list[SharedTask]:
         self._runs.train(method, candidate, seed)
         return []
 
@@ -339,7 +346,7 @@ class Comparison:
                         self._train_seeds(method, candidate, group)
             self._train_baselines(scenario)
         if not self.method_runs and self.skipped:
-            raise ValueError(f"nothing could be run: {self.skipped[0]['why']}")
+            raise ValueError(f"nothing could be run: {self.skipped[0].why}")
         self._write()
         return self.index
 
@@ -505,7 +512,9 @@ class Comparison:
         """Add a candidate to the index."""
         parameters = dict(candidate.parameters)
         self.candidates.append(
-            {**labels_of(method), "parameters": parameters, "seed": seed, **result}
+            CandidateRun(
+                **labels_of(method), parameters=parameters, seed=seed, **result
+            )
         )
 
     def _halve(
@@ -587,13 +596,15 @@ class Comparison:
         candidates = [
             candidate
             for candidate in self.candidates
-            if labels_of(method).items() <= candidate.items()
+            if (candidate.scenario, candidate.algorithm)
+            == (method.scenario.label, method.label)
         ]
-        if all(candidate["val"] is None for candidate in candidates):
+        if all(candidate.val is None for candidate in candidates):
             return ALL_FAILED
-        rounds = max(candidate["rounds"] for candidate in candidates)
+        total = method.scenario.rounds
+        rounds = max(candidate.rounds_of(total) for candidate in candidates)
         return (
-            f"left out after {rounds} of {method.scenario.rounds} rounds by its"
+            f"left out after {rounds} of {total} rounds by its"
             " validation data (--budget)"
         )
 
@@ -669,9 +680,15 @@ class Comparison:
             message: the reason, in one line.
             runs: number of runs of the experiment that are skipped.
         """
-        skipped = {**labels_of(method), "seed": seed, "parameters": dict(parameters)}
-        skipped |= {"why": message, "runs": runs}
-        self.skipped.append(skipped)
+        self.skipped.append(
+            Skipped(
+                **labels_of(method),
+                seed=seed,
+                parameters=dict(parameters),
+                why=message,
+                runs=runs,
+            )
+        )
 
     def _skip_refused(self, method: ComparedMethod) -> None:
         """Add the settings that the method refuses to the index."""
@@ -692,7 +709,7 @@ class Comparison:
                 continue
             chosen = dict(candidate.parameters)
             self.method_runs.append(
-                {**labels_of(method), "seed": seed, "run": run, "chosen": chosen}
+                MethodRun(**labels_of(method), seed=seed, run=run, chosen=chosen)
             )
         self._write()
 
@@ -714,44 +731,45 @@ class Comparison:
                     continue
                 trained = read_manifest(self.results / run / MANIFEST)["algorithm"]
                 self.baselines.append(
-                    {
-                        "scenario": scenario.label,
-                        "name": baseline.name,
-                        "title": trained.get("title", baseline.title),
-                        "needs_pooled_data": baseline.needs_pooled_data,
-                        "is_linear": baseline.is_linear,
-                        "seed": seed,
-                        "run": run,
-                    }
+                    BaselineRun(
+                        scenario=scenario.label,
+                        name=baseline.name,
+                        title=trained.get("title", baseline.title),
+                        needs_pooled_data=baseline.needs_pooled_data,
+                        is_linear=baseline.is_linear,
+                        seed=seed,
+                        run=run,
+                    )
                 )
 
     def _skip_baseline(
         self, scenario: ComparedScenario, baseline: Baseline, why: str
     ) -> None:
         """Add a baseline that cannot be trained to the index."""
-        skipped = {"scenario": scenario.label, "algorithm": baseline.title}
         self.skipped.append(
-            {**skipped, "seed": None, "parameters": {}, "why": why, "runs": 0}
+            Skipped(scenario.label, baseline.title, None, {}, why=why, runs=0)
         )
 
     def _write(self) -> None:
         """Write the index."""
-        runs = [self.results / one["run"] for one in self.method_runs]
-        content = {
-            **describe_experiment(self.experiment, self.index, self.source),
-            "runs": self.runs,
-            "cells": self.method_runs,
-            "baselines": self.baselines,
-            "candidates": self.candidates,
-            "skipped": self.skipped,
-            "budget": self._budget_rounds(),
-            "seconds": sum(self._runs.seconds.values()),
-            "machine": f"{os.cpu_count()} cores, {platform.machine()}",
-            "versions": collect_versions(runs),
-        }
-        write_index(self.index, content)
+        runs = [self.results / one.run for one in self.method_runs]
+        index = index_of(
+            self.experiment,
+            self.index,
+            self.source,
+            runs=self.runs,
+            method_runs=self.method_runs,
+            baselines=self.baselines,
+            candidates=self.candidates,
+            skipped=self.skipped,
+            budget=self._budget_rounds(),
+            seconds=sum(self._runs.seconds.values()),
+            machine=f"{os.cpu_count()} cores, {platform.machine()}",
+            versions=collect_versions(runs),
+        )
+        write_index(self.index, index)
 
-    def _budget_rounds(self) -> dict[str, int] | None:
+    def _budget_rounds(self) -> RoundBudget | None:
         """The number of rounds with successive halving, and without ("full").
 
         Without halving, all candidates are trained on one seed, and the best candidate
@@ -766,10 +784,10 @@ class Comparison:
         )
         scenario_rounds = self.experiment.scenarios[0].rounds
         full += self._added_runs * scenario_rounds
-        return {"rounds": self._rounds, "full": full}
+        return RoundBudget(self._rounds, full)
 
 
-def _acquire(lock: DirectoryLock) -> list[Task]:
+def _acquire(lock: DirectoryLock) -> list[SharedTask]:
     """Acquire a lock as a task."""
     lock.acquire()
     return []

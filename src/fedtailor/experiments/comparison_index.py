@@ -1,4 +1,4 @@
-"""The index of a comparison: a JSON file with its settings and its runs."""
+"""Makes the index of a comparison."""
 
 import json
 import os
@@ -6,15 +6,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from fedtailor._files import atomic_write, reason
 from fedtailor.experiments.experiment import (
     ComparedMethod,
     ComparedScenario,
     Experiment,
 )
 from fedtailor.protocol import require
-from fedtailor.storage import Unusable
-from fedtailor.storage.digests import with_digest
+from fedtailor.storage.comparison_index import Index, ScenarioUse, Sweep
 from fedtailor.storage.manifest import stored_versions
 from fedtailor.storage.run_files import MANIFEST
 
@@ -46,51 +44,39 @@ def require_own_index(index: Path, source: Path | None) -> None:
     )
 
 
-def describe_experiment(
-    experiment: Experiment, index: Path, source: Path | None
-) -> dict[str, Any]:
-    """The entries of an index that describe the experiment."""
+def index_of(
+    experiment: Experiment, path: Path, source: Path | None, **runs: Any
+) -> Index:
+    """The index of an experiment.
+
+    Args:
+        experiment: the experiment.
+        path: of the index.
+        source: the experiment file, if there is one.
+        runs: the fields of the index that are about runs.
+    """
     file = experiment.file
     # Relative to the index, as results are shared and should not contain local paths.
-    relative_source = None if source is None else os.path.relpath(source, index.parent)
-    return {
-        "name": experiment.name,
-        "file": relative_source,
-        "size": experiment.size,
-        "title": file.title,
-        "source": file.source,
-        "note": file.note,
-        "seeds": file.seeds,
-        "metrics": file.metrics,
-        "figures": file.figures,
-        "scenarios": {
-            scenario.label: _describe_scenario(scenario)
-            for scenario in experiment.scenarios
+    relative_source = None if source is None else os.path.relpath(source, path.parent)
+    return Index(
+        name=experiment.name,
+        file=relative_source,
+        size=experiment.size,
+        title=file.title,
+        source=file.source,
+        note=file.note,
+        seeds=list(file.seeds),
+        metrics=list(file.metrics),
+        figures=list(file.figures),
+        scenarios={
+            scenario.label: _scenario_use(scenario) for scenario in experiment.scenarios
         },
-        "algorithms": experiment.method_labels,
-        "published": file.published,
-        "sweeps": _sweeps(experiment),
-        "until_still": file.until_still,
-        "runs": experiment.runs,
-    }
-
-
-def write_index(index: Path, content: dict[str, Any]) -> None:
-    """Write the index, atomically.
-
-    Raises:
-        Unusable: it cannot be written.
-    """
-    # Convert to JSON and back first, as the digest is that of the JSON values.
-    json_content = json.loads(json.dumps(content, default=str))
-    text = json.dumps(with_digest(json_content), indent=1)
-    try:
-        with atomic_write(index) as temporary:
-            temporary.write_text(text, "utf-8")
-    except OSError as error:
-        raise Unusable(
-            f"cannot write to {index.parent}: {reason(error)}; finished runs are kept"
-        ) from None
+        algorithms=list(experiment.method_labels),
+        published=file.published,
+        sweeps=_sweeps(experiment),
+        until_still=file.until_still,
+        **runs,
+    )
 
 
 def labels_of(method: ComparedMethod) -> dict[str, str]:
@@ -107,32 +93,29 @@ def collect_versions(runs: Iterable[Path]) -> dict[str, str]:
     return {name: ", ".join(sorted(several)) for name, several in versions.items()}
 
 
-def _describe_scenario(scenario: ComparedScenario) -> dict[str, Any]:
-    """A scenario in the form of `fedtailor.report.experiment.ScenarioUse`."""
+def _scenario_use(scenario: ComparedScenario) -> ScenarioUse:
+    """A scenario with the settings of the experiment."""
     participation = scenario.participation
     share = participation.count
     if share is None:
         share = participation.fraction
-    description = {
-        "use": scenario.definition.name,
-        "arguments": dict(scenario.arguments),
-        "model": " or ".join(map(repr, scenario.models.values()))
+    return ScenarioUse(
+        use=scenario.definition.name,
+        arguments=dict(scenario.arguments),
+        model=" or ".join(map(repr, scenario.models.values()))
         or repr(scenario.definition.model),
-        "rounds": scenario.rounds,
-        "participation": share,
-    }
-    if participation.sampling:
-        description["sampling"] = participation.sampling
-    return description
+        rounds=scenario.rounds,
+        participation=share,
+        sampling=participation.sampling or "uniform",
+    )
 
 
-def _sweeps(experiment: Experiment) -> dict[str, Any]:
+def _sweeps(experiment: Experiment) -> dict[str, Sweep]:
     """The sweeps by label: the parameter that varies, and the row of each value."""
-    sweeps: dict[str, Any] = {}
+    sweeps: dict[str, Sweep] = {}
     for method in experiment.methods:
         if len(method.varied) == 1:
             parameter, value = next(iter(method.varied.items()))
-            new_sweep = {"parameter": parameter, "rows": {}}
-            sweep = sweeps.setdefault(method.key, new_sweep)
-            sweep["rows"][str(value)] = method.label
+            sweep = sweeps.setdefault(method.key, Sweep(parameter, {}))
+            sweep.rows[str(value)] = method.label
     return sweeps

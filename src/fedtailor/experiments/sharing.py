@@ -16,7 +16,7 @@ from fedtailor.storage import InUse
 
 SECONDS_BETWEEN_LOOKS = 2.0
 
-Task = Callable[[], "Iterable[Task]"]
+SharedTask = Callable[[], "Iterable[SharedTask]"]
 """Trains a run, unless it is finished, and returns what follows from it.
 
 Raises `InUse` if another process trains the run.
@@ -51,7 +51,7 @@ class Shard:
             )
         return cls(number, count)
 
-    def order(self, tasks: Iterable[Task]) -> list[Task]:
+    def order(self, tasks: Iterable[SharedTask]) -> list[SharedTask]:
         """Its own tasks, and after them those of the others, the last of them first."""
         tasks = list(tasks)
         own = tasks[self.number - 1 :: self.count]
@@ -63,7 +63,9 @@ class Shard:
         return own + others[::-1]
 
 
-def do_all(tasks: Iterable[Task], wait: Callable[[float], None] = time.sleep) -> None:
+def do_all(
+    tasks: Iterable[SharedTask], wait: Callable[[float], None] = time.sleep
+) -> None:
     """Do all tasks, and what follows from them, beside other processes.
 
     Returns when all are done, by whichever process. While others do all that is left,
@@ -71,7 +73,7 @@ def do_all(tasks: Iterable[Task], wait: Callable[[float], None] = time.sleep) ->
     """
     left = deque(tasks)
     while left:
-        in_use: list[Task] = []
+        in_use: list[SharedTask] = []
         has_worked = False
         while left:
             task = left.popleft()

@@ -10,7 +10,6 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -18,8 +17,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Sharding
 from jaxtyping import Array
 from numpy.typing import NDArray
+from safetensors import SafetensorError
+
+from fedtailor._tensors import TensorFile
 
 _PLACED: ContextVar[Mapping[str, Sequence[Array]]] = ContextVar(
     "placed", default=MappingProxyType({})
@@ -43,18 +46,20 @@ class FrozenArrays(Mapping[str, NDArray[Any]]):
     """
 
     def __init__(self, arrays: Mapping[str, Any]) -> None:
-        """Take arrays, those of double precision in single precision."""
+        """Take arrays, those of double precision in single precision.
+
+        They are asked for one after the other, so that a file or a device can give each
+        when it is needed.
+        """
         self._arrays: dict[str, NDArray[Any]] = {}
+        self._copies: dict[Any, tuple[Array, ...]] = {}
         sha256 = hashlib.sha256()
         for name in sorted(arrays):
-            array = np.asarray(arrays[name])
-            if array.dtype == np.float64:
-                array = array.astype(np.float32)
-            array = np.ascontiguousarray(array).view()
+            array = _aligned(np.asarray(arrays[name]))
             array.flags.writeable = False
             self._arrays[name] = array
             sha256.update(f"{name} {array.dtype} {array.shape}\n".encode())
-            sha256.update(array.tobytes() if array.dtype.kind == "V" else array.data)
+            sha256.update(array.reshape(-1).view(np.uint8).data)
         self.digest = sha256.hexdigest()[:32]
 
     def __getitem__(self, name: str) -> NDArray[Any]:
@@ -86,22 +91,43 @@ class FrozenArrays(Mapping[str, NDArray[Any]]):
         """Their memory in bytes."""
         return sum(array.nbytes for array in self._arrays.values())
 
-    @property
-    def values_in_order(self) -> tuple[NDArray[Any], ...]:
-        """The arrays in the order of their names."""
-        return tuple(self._arrays.values())
-
     def present(self) -> dict[str, Array]:
         """The arrays by name, for use in a network: inputs of the program that is being
         traced if it was given them (`placed`), else constants.
         """
-        inputs = _PLACED.get().get(self.digest, self.values_in_order)
-        return dict(zip(self._arrays, map(jnp.asarray, inputs), strict=True))
+        inputs = _PLACED.get().get(self.digest)
+        return dict(zip(self._arrays, inputs or self.on_device, strict=True))
 
-    @cached_property
+    @property
     def on_device(self) -> tuple[Array, ...]:
-        """The arrays on the default device, in the order of their names."""
-        return tuple(map(jnp.asarray, self._arrays.values()))
+        """The arrays on the default device, in the order of their names. Computations
+        with arrays of other devices may move them.
+        """
+        # In a program that is being traced, copies would be a part of it.
+        with jax.ensure_compile_time_eval():
+            (device,) = jnp.zeros(()).devices()
+            return self._on(device)
+
+    def on(self, sharding: Sharding) -> tuple[Array, ...]:
+        """The arrays on all devices of a sharding, in the order of their names. A device
+        holds them once; CPUs share the memory of the host.
+        """
+        devices = [*sharding.addressable_devices_indices_map(())]
+        with jax.ensure_compile_time_eval():
+            shards = zip(*map(self._on, devices), strict=True)
+            return tuple(
+                jax.make_array_from_single_device_arrays(
+                    array.shape, sharding, list(copies)
+                )
+                for array, copies in zip(self._arrays.values(), shards, strict=True)
+            )
+
+    def _on(self, device: Any) -> tuple[Array, ...]:
+        """The arrays on one device."""
+        if device not in self._copies:
+            with jax.default_device(device):
+                self._copies[device] = tuple(map(jax.device_put, self._arrays.values()))
+        return self._copies[device]
 
     def shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
         """The shapes by name."""
@@ -109,6 +135,26 @@ class FrozenArrays(Mapping[str, NDArray[Any]]):
             name: jax.ShapeDtypeStruct(array.shape, array.dtype)
             for name, array in self._arrays.items()
         }
+
+
+ALIGNMENT = 64
+"""The bytes at whose multiples arrays begin that JAX takes from NumPy without a copy."""
+
+
+def _aligned(array: NDArray[Any]) -> NDArray[Any]:
+    """An array that devices take without a copy, in single precision if it is in double;
+    a view if it is one already.
+    """
+    dtype = np.dtype(np.float32) if array.dtype == np.float64 else array.dtype
+    is_ready = array.dtype == dtype and array.flags.c_contiguous
+    if is_ready and array.ctypes.data % ALIGNMENT == 0:
+        return array.view()
+    memory = np.empty(array.size * dtype.itemsize + ALIGNMENT, np.uint8)
+    first = -memory.ctypes.data % ALIGNMENT
+    copy = memory[first : first + array.size * dtype.itemsize].view(dtype)
+    copy = copy.reshape(array.shape)
+    copy[...] = array
+    return copy
 
 
 @contextmanager
@@ -167,7 +213,7 @@ def start_file(path: str | Path, digest: str | None) -> FrozenArrays:
     return arrays
 
 
-def arrays_by_path(source: Any) -> dict[str, NDArray[Any]]:
+def arrays_by_path(source: Any) -> Mapping[str, NDArray[Any]]:
     """Arrays by path, such as "layers.2.weight".
 
     Args:
@@ -181,11 +227,8 @@ def arrays_by_path(source: Any) -> dict[str, NDArray[Any]]:
     from fedtailor.models.tree_paths import path_of
 
     if isinstance(source, str | Path):
-        from safetensors import SafetensorError
-        from safetensors.numpy import load_file
-
         try:
-            return dict(load_file(source))
+            return TensorFile(Path(source))
         except (OSError, SafetensorError) as error:
             raise ValueError(
                 f"cannot read arrays from {source} ({error}); name a safetensors file"

@@ -12,14 +12,19 @@ from jaxtyping import Array
 from numpy.typing import ArrayLike, NDArray
 
 from fedtailor.models.architecture import Architecture, InPrecision, Network
-from fedtailor.models.frozen_arrays import FrozenArrays, arrays_by_path
-from fedtailor.models.model import Model
+from fedtailor.models.frozen_arrays import FrozenArrays, arrays_by_path, placed
+from fedtailor.models.model import Model, initial_arrays
 from fedtailor.models.parameter_layout import layout_of, part_finder_of
 from fedtailor.models.precision import DType, Precision
 from fedtailor.models.tree_paths import path_of
-from fedtailor.models.wrapper import Wrapper
+from fedtailor.models.wrapper import T, Wrapper
 from fedtailor.protocol import require
 from fedtailor.tasks import LossFunction, cross_entropy
+
+CONSTANTS = "constants of the network/"
+"""How the names of arrays begin that a network has frozen itself (PyTorch's parameters
+without a gradient).
+"""
 
 
 @dataclass(frozen=True)
@@ -65,9 +70,30 @@ class PartlyFrozen(Wrapper):
     def with_arrays(self, whole: Model) -> Self:
         """The architecture with the frozen arrays of a model of `inner`."""
 
-    def arrays_of_inner(self) -> Mapping[str, NDArray[Any]]:
-        """The frozen arrays that are those of `inner`."""
-        return self._arrays
+    def with_constants(self, arrays: Mapping[str, Any]) -> FrozenArrays:
+        """Frozen arrays, and those that `inner` has frozen itself."""
+        constants = self.inner.frozen or {}
+        return FrozenArrays(
+            {**arrays, **{f"{CONSTANTS}{name}": constants[name] for name in constants}}
+        )
+
+    def arrays_of_inner(self) -> dict[str, NDArray[Any]]:
+        """The frozen arrays that are those of `inner`, by its paths."""
+        return {
+            path: array
+            for path, array in self._arrays.items()
+            if not path.startswith(CONSTANTS)
+        }
+
+    def run_inner(self, network: Network, function: Callable[[Network], T]) -> T:
+        constants, present = self.inner.frozen, self._arrays.present()
+        arrays = [present[f"{CONSTANTS}{name}"] for name in constants or ()]
+        with placed(constants, arrays):
+            return self.run_network(network, function)
+
+    def run_network(self, network: Network, function: Callable[[Network], T]) -> T:
+        """As `run_inner`, where what `inner` has frozen itself is in place."""
+        return function(self.inner_network(network))
 
     @property
     def _arrays(self) -> FrozenArrays:
@@ -84,7 +110,7 @@ class Frozen(PartlyFrozen):
     def with_arrays(self, whole: Model) -> Self:
         paths = frozen_paths(whole, self.where)
         arrays = start_of(whole, self.given, self.seed)
-        kept = FrozenArrays({path: arrays[path] for path in paths})
+        kept = self.with_constants({path: arrays[path] for path in paths})
         return replace(self, arrays=kept, given=rest_of(self.given, kept))
 
     def build(self, input_shape: tuple[int, ...], outputs: int, key: Array) -> Network:
@@ -273,10 +299,9 @@ def start_of(
     check_shapes(whole, given or {})
     arrays = dict(given or {})
     if len(arrays) < len(shapes):
-        theta = np.asarray(whole.init(jax.random.key(seed)), np.float32)
-        starts = (0, *layout.ends)
-        for path, begin, end in zip(layout.paths, starts, layout.ends, strict=False):
-            arrays.setdefault(path, theta[begin:end].reshape(shapes[path]))
+        random = initial_arrays(whole, jax.random.key(seed))
+        for path, array in zip(layout.paths, random, strict=True):
+            arrays.setdefault(path, np.asarray(array, np.float32))
     return arrays
 
 

@@ -12,6 +12,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.random import threefry2x32_p
 from jaxtyping import Array, Float, Int, Shaped
 
 from fedtailor.models.convolution import (
@@ -40,9 +41,7 @@ class InitStream:
 
     def filled(self, key: Array) -> "InitStream":
         """A stream of as many random numbers as this one was asked for."""
-        # The interval is open at -1, which `normal` would map to minus infinity.
-        low = float(np.nextafter(np.float32(-1), np.float32(0)))
-        return InitStream(jax.random.uniform(key, (self._used,), jnp.float32, low, 1))
+        return InitStream(_uniform(key, self._used))
 
     def uniform(self, shape: tuple[int, ...], fan_in: int) -> Float[Array, "..."]:
         """U(-1/sqrt(fan_in), 1/sqrt(fan_in)), as PyTorch initialises dense,
@@ -60,6 +59,38 @@ class InitStream:
         if self._numbers is None:
             return jnp.zeros(shape)
         return self._numbers[first : self._used].reshape(shape)
+
+
+BLOCK = 2**20
+"""The numbers that are drawn at a time: the generator needs five times their memory."""
+
+
+def _uniform(key: Array, count: int) -> Float[Array, " count"]:
+    """`jax.random.uniform(key, (count,), minval=low, maxval=1)`, in blocks.
+
+    The interval is open at -1, which `InitStream.normal` would map to minus infinity.
+    """
+    low = float(np.nextafter(np.float32(-1), np.float32(0)))
+    blocks = math.ceil(count / BLOCK)
+    is_counted = jax.config.jax_threefry_partitionable  # type: ignore[attr-defined]
+    if blocks < 2 or not is_counted or count >= 2**32:
+        return jax.random.uniform(key, (count,), jnp.float32, low, 1)
+
+    def draw(block: Int[Array, ""]) -> Float[Array, " block"]:
+        """The numbers of one block, as `jax.random` makes them of random bits."""
+        index = block.astype(jnp.uint32) * np.uint32(BLOCK)
+        index += jnp.arange(BLOCK, dtype=jnp.uint32)
+        words = jax.random.key_data(key)
+        # XLA holds each number as the exclusive or of two words.
+        high, low_word = threefry2x32_p.bind(
+            words[0], words[1], jnp.zeros_like(index), index
+        )
+        mantissa = ((high ^ low_word) >> np.uint32(9)) | np.uint32(0x3F800000)
+        unit = jax.lax.bitcast_convert_type(mantissa, jnp.float32) - np.float32(1)
+        scaled = unit * (np.float32(1) - np.float32(low)) + np.float32(low)
+        return jnp.maximum(np.float32(low), scaled)
+
+    return jax.lax.map(draw, jnp.arange(blocks)).reshape(-1)[:count]
 
 
 NARROW = 16

@@ -1,7 +1,7 @@
 """Low-rank adapters (LoRA) beside frozen weights."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
@@ -12,7 +12,6 @@ from jaxtyping import Array, Float
 from numpy.typing import NDArray
 
 from fedtailor.models.architecture import Architecture, Network
-from fedtailor.models.frozen_arrays import FrozenArrays
 from fedtailor.models.frozen_network import (
     PartlyFrozen,
     check_inner,
@@ -26,13 +25,17 @@ from fedtailor.models.frozen_network import (
     without,
 )
 from fedtailor.models.layers import Conv, ConvPool, Dense
+from fedtailor.models.low_rank_products import Factors, low_rank_sum, run_adapted
 from fedtailor.models.model import Model
 from fedtailor.models.parameter_layout import layout_of, part_finder_of
 from fedtailor.models.tree_paths import path_of, paths_of
+from fedtailor.models.wrapper import T
 from fedtailor.protocol import require
 
 BASE, ADAPTERS = "base", "adapters"
 A, B = "lora_a", "lora_b"
+LOCAL_A, LOCAL_B = "local_a", "local_b"
+"""The factors of second adapters, which clients keep (FedDPA)."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,7 @@ class Lora(PartlyFrozen):
         alpha: adapters are multiplied by alpha / r.
         train_whole: the part of `inner` that is trained as a whole.
         freeze_a: whether A is frozen, too.
+        local_rank: the rank of a second adapter of each weight; 0 = there is none.
         adapted: (path, inputs, outputs, whether outputs are the last axis) of each weight
             with an adapter; empty before it is bound.
     """
@@ -55,6 +59,7 @@ class Lora(PartlyFrozen):
     alpha: float
     train_whole: str = "nothing"
     freeze_a: bool = False
+    local_rank: int = 0
     adapted: tuple[tuple[str, int, int, bool], ...] = field(default=(), kw_only=True)
 
     place: ClassVar[str] = f"{BASE}."
@@ -82,16 +87,13 @@ class Lora(PartlyFrozen):
                 # NumPy divides alike in every program.
                 scale = np.float32(math.sqrt(fan_in))
                 kept[f"{path}.{A}"] = np.asarray(normal) / scale
-        frozen = FrozenArrays(kept)
+        frozen = self.with_constants(kept)
         given = rest_of(self.given, frozen)
         return replace(self, arrays=frozen, adapted=adapted, given=given)
 
-    def arrays_of_inner(self) -> Mapping[str, NDArray[Any]]:
-        return {
-            path: array
-            for path, array in self._arrays.items()
-            if not path.endswith(f".{A}")
-        }
+    def arrays_of_inner(self) -> dict[str, NDArray[Any]]:
+        arrays = super().arrays_of_inner()
+        return {path: arrays[path] for path in arrays if not path.endswith(f".{A}")}
 
     def build(self, input_shape: tuple[int, ...], outputs: int, key: Array) -> Network:
         network = self.inner.build(input_shape, outputs, key)
@@ -101,14 +103,33 @@ class Lora(PartlyFrozen):
             adapter = {B: jnp.zeros((fan_out, rank), jnp.float32)}
             if not self.freeze_a:
                 adapter[A] = _normal(key, index, rank, fan_in) / math.sqrt(fan_in)
+            if self.local_rank:
+                rank = min(self.local_rank, fan_in, fan_out)
+                normal = _normal(jax.random.split(key)[1], index, rank, fan_in)
+                adapter[LOCAL_A] = normal / math.sqrt(fan_in)
+                adapter[LOCAL_B] = jnp.zeros((fan_out, rank), jnp.float32)
             adapters[path.replace(".", "/")] = adapter
         base = without(with_start(network, self.given), self._arrays)
         return {BASE: base, ADAPTERS: adapters}
 
     def inner_network(self, network: Network) -> Network:
         """The network of `inner`, with W + alpha / r B A in the place of W."""
-        present = self._arrays.present()
-        base = filled(network[BASE], present)
+        base, products = self._base(network), self._products(network)
+
+        def add(path: str, leaf: Any) -> Any:
+            if path not in products:
+                return leaf
+            return low_rank_sum(leaf, *products[path]).total
+
+        return map_paths(base, add)
+
+    def run_network(self, network: Network, function: Callable[[Network], T]) -> T:
+        base, products = self._base(network), self._products(network)
+        return run_adapted(function, base, products)
+
+    def _base(self, network: Network) -> Network:
+        """The network of `inner` without adapters."""
+        base = filled(network[BASE], self._arrays.present())
         if not jax.tree.leaves(network[BASE]):
             # Nothing of the base trains, so that the adapters tell the type.
             leaf = jax.tree.leaves(network[ADAPTERS])[0]
@@ -118,18 +139,23 @@ class Lora(PartlyFrozen):
                 ),
                 base,
             )
-        weights = {}
+        return base
+
+    def _products(self, network: Network) -> dict[str, Factors]:
+        """The path of a weight -> what is added to it."""
+        present = self._arrays.present()
+        products = {}
         for path, _, _, is_last in self.adapted:
             adapter = network[ADAPTERS][path.replace(".", "/")]
             b = adapter[B]
             a = present[f"{path}.{A}"].astype(b.dtype) if self.freeze_a else adapter[A]
-            product = (self.alpha / self.rank) * (b @ a)
-            weights[path] = product.T if is_last else product
-
-        def add(path: str, leaf: Any) -> Any:
-            return leaf + weights[path].reshape(leaf.shape) if path in weights else leaf
-
-        return map_paths(base, add)
+            b = self.alpha / self.rank * b
+            if self.local_rank:
+                # The sum of both products is one product.
+                a = jnp.concatenate([a, adapter[LOCAL_A]])
+                b = jnp.concatenate([b, adapter[LOCAL_B]], axis=1)
+            products[path] = (a, b, is_last)
+        return products
 
     def inner_shapes(self, network: Network) -> Network:
         return filled(network[BASE], self._arrays.shapes())
@@ -146,6 +172,7 @@ def lora(
     alpha: float | None = None,
     train: str = "nothing",
     freeze_a: bool = False,
+    local_rank: int = 0,
     start: Any = None,
     seed: int = 0,
 ) -> Lora:
@@ -170,6 +197,8 @@ def lora(
         alpha: the scale; None = r, so that adapters are B A.
         train: a part of the network that is trained as a whole, such as "head".
         freeze_a: freeze A at its random start.
+        local_rank: the rank of a second adapter of each weight, not scaled by alpha,
+            which is the part "local" (for `FedDPA`); 0 = there is none.
         start: trained values, as for `frozen`.
         seed: of frozen arrays that are random.
 
@@ -190,6 +219,10 @@ def lora(
     require(
         isinstance(rank, int) and rank >= 1, f"rank is {rank}; it must be 1 or more"
     )
+    require(
+        isinstance(local_rank, int) and local_rank >= 0,
+        f"local_rank is {local_rank}; it must be 0 or more",
+    )
     scale = float(rank if alpha is None else alpha)
     require(scale > 0, f"alpha is {alpha}; it must be above 0")
     return Lora(
@@ -199,8 +232,40 @@ def lora(
         scale,
         train,
         freeze_a,
+        local_rank,
         seed=seed,
         given=given_arrays(start),
+    )
+
+
+@dataclass(frozen=True)
+class AdapterEntries:
+    """Where the adapter of one weight is in theta.
+
+    Attributes:
+        a: A [rank, inputs], as indices of theta.
+        b: B [outputs, rank], as indices of theta.
+    """
+
+    a: NDArray[np.int64]
+    b: NDArray[np.int64]
+
+
+def adapters_of(model: object) -> tuple[AdapterEntries, ...]:
+    """The adapters of a model; none if it has no adapters, or their A is frozen."""
+    if not isinstance(model, Model) or not isinstance(model.architecture, Lora):
+        return ()
+    if model.architecture.freeze_a:
+        return ()
+    layout = layout_of(model)
+    indices = {}
+    starts = (0, *layout.ends)
+    for path, shape, begin in zip(layout.paths, layout.shapes, starts, strict=False):
+        indices[path] = begin + np.arange(math.prod(shape)).reshape(shape)
+    return tuple(
+        AdapterEntries(indices[f"{place}.{A}"], indices[f"{place}.{B}"])
+        for path, *_ in model.architecture.adapted
+        for place in (f"{ADAPTERS}.{path.replace('.', '/')}",)
     )
 
 

@@ -544,8 +544,18 @@ _compiled_vector = jax.jit(_vector)
 @partial(jax.jit, static_argnums=0)
 def _initial(model: Model, key: Array) -> Float[Array, " d"]:
     """As `Model.init`."""
+    return model.vector(_random_params(model, key))
+
+
+@partial(jax.jit, static_argnums=0)
+def initial_arrays(model: Model, key: Array) -> list[Array]:
+    """The arrays of `model.init(key)` in the order of theta, for networks that are too
+    large to have both.
+    """
+    return jax.tree.leaves(_random_params(model, key))
+
+
+def _random_params(model: Model, key: Array) -> Params:
     network = model.architecture.build(model.input_shape, model.outputs, key)
     params, _ = eqx.partition(network, is_parameter)
-    return model.vector(
-        jax.tree.map(lambda leaf: jnp.asarray(leaf, model.precision.sums), params)
-    )
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf, model.precision.sums), params)

@@ -197,12 +197,15 @@ class PartFinder:
         norms = self.layer_info.norms
         named["norm"] = {p for p in self.parameters if any(map(p.is_in, norms))}
         named["bias"] = {p for p in self.parameters if "bias" in p.name}
-        # The two factors of low-rank adapters.
+        # The two factors of low-rank adapters, and second adapters.
         for factor in ("lora_a", "lora_b"):
             with_factor = {p for p in self.parameters if p.name == factor}
             if with_factor:
                 named[factor] = with_factor
                 named["adapter"] = named.get("adapter", set()) | with_factor
+        local = {p for p in self.parameters if p.name in ("local_a", "local_b")}
+        if local:
+            named["local"] = local
         for count, layers in enumerate(self._last_layers(), 1):
             named[f"last{count}"] = {p for p in self.parameters if p.layer in layers}
         return named

@@ -179,6 +179,7 @@ _WRAPPING: dict[str, Any] = {
     "alpha": float,
     "train": str,
     "freeze_a": bool,
+    "local_rank": int,
     "start": str,
     "start_digest": str,
 }

@@ -2,14 +2,17 @@
 examples have in common.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from fedtailor.models.architecture import Network
+from fedtailor.models.model import Model
+from fedtailor.models.precision import DType, Precision
 from fedtailor.models.wrapper import Wrapper
+from fedtailor.tasks import LossFunction, cross_entropy
 
 RISK_PART = "risk"
 """The part of a network that is the inner one."""
@@ -27,6 +30,18 @@ class ProportionalHazards(Wrapper):
     start: tuple[float, ...]
 
     place: ClassVar[str] = f"{RISK_PART}."
+
+    def bind(
+        self,
+        input_shape: tuple[int, ...],
+        outputs: int,
+        loss: LossFunction = cross_entropy,
+        dtype: DType | Precision = "float32",
+    ) -> Model:
+        # A network with frozen arrays gets them for inputs of one shape.
+        inner = self.inner.bind(input_shape, 1, dtype=dtype).architecture
+        bound = replace(self, inner=inner)
+        return Model(bound, tuple(input_shape), outputs, loss, dtype)
 
     def build(self, input_shape: tuple[int, ...], outputs: int, key: Array) -> Network:
         if outputs != len(self.start):

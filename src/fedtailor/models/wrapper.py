@@ -1,13 +1,17 @@
 """Networks that are made of another network."""
 
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from jaxtyping import Array, Float, Shaped
 
 from fedtailor.models.architecture import Architecture, Network
+from fedtailor.models.frozen_arrays import FrozenArrays
 from fedtailor.models.part_finder import LayerInfo
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -37,11 +41,23 @@ class Wrapper(Architecture):
         """The network of `inner`, of which only shapes count."""
         return self.inner_network(network)
 
+    def run_inner(self, network: Network, function: Callable[[Network], T]) -> T:
+        """A function of the network of `inner`."""
+        return function(self.inner_network(network))
+
     def outputs_of(
         self, network: Network, outputs: Float[Array, "b ..."]
     ) -> Float[Array, "b ..."]:
         """The outputs, of those of `inner`."""
         return outputs
+
+    @property
+    def frozen(self) -> FrozenArrays | None:
+        return self.inner.frozen
+
+    @property
+    def held(self) -> tuple[FrozenArrays, ...]:
+        return self.inner.held
 
     @property
     def micro_batch(self) -> int | None:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -50,7 +66,7 @@ class Wrapper(Architecture):
     def apply(
         self, network: Network, x: Shaped[Array, "b ..."], key: Array | None
     ) -> Float[Array, "b ..."]:
-        outputs = self.inner.apply(self.inner_network(network), x, key)
+        outputs = self.run_inner(network, lambda inner: self.inner.apply(inner, x, key))
         return self.outputs_of(network, outputs)
 
     def is_stochastic(self, network: Network) -> bool:
@@ -67,7 +83,9 @@ class Wrapper(Architecture):
         key: Array | None,
         weight: Float[Array, " b"],
     ) -> tuple[Float[Array, "b ..."], Network]:
-        outputs, inner = self.inner.train(self.inner_network(network), x, key, weight)
+        outputs, inner = self.run_inner(
+            network, lambda inner: self.inner.train(inner, x, key, weight)
+        )
         return self.outputs_of(network, outputs), self.with_inner(network, inner)
 
     def layer_info(self, network: Network, input_shape: tuple[int, ...]) -> LayerInfo:
@@ -82,7 +100,9 @@ class Wrapper(Architecture):
         key: Array | None,
     ) -> Float[Array, "b ..."]:
         info = self._inner_info(layer_info)
-        return self.inner.features(self.inner_network(network), info, x, key)
+        return self.run_inner(
+            network, lambda inner: self.inner.features(inner, info, x, key)
+        )
 
     def train_features(
         self,
@@ -92,8 +112,11 @@ class Wrapper(Architecture):
         key: Array | None,
         weight: Float[Array, " b"],
     ) -> Float[Array, "b ..."]:
-        info, inner = self._inner_info(layer_info), self.inner_network(network)
-        return self.inner.train_features(inner, info, x, key, weight)
+        info = self._inner_info(layer_info)
+        return self.run_inner(
+            network,
+            lambda inner: self.inner.train_features(inner, info, x, key, weight),
+        )
 
     def head_outputs(
         self,
@@ -102,8 +125,11 @@ class Wrapper(Architecture):
         features: Float[Array, "b ..."],
         input_shape: tuple[int, ...],
     ) -> Float[Array, "b ..."]:
-        info, inner = self._inner_info(layer_info), self.inner_network(network)
-        outputs = self.inner.head_outputs(inner, info, features, input_shape)
+        info = self._inner_info(layer_info)
+        outputs = self.run_inner(
+            network,
+            lambda inner: self.inner.head_outputs(inner, info, features, input_shape),
+        )
         return self.outputs_of(network, outputs)
 
     def _inner_info(self, info: LayerInfo) -> LayerInfo:

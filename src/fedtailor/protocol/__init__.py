@@ -97,6 +97,7 @@ from fedtailor.protocol.plain import (
     flatten,
     from_plain,
     parse,
+    to_json,
     to_plain,
 )
 from fedtailor.protocol.predictor import Mixture, NearestNeighbors, Predictor
@@ -201,6 +202,7 @@ __all__ = [
     "server_state",
     "state_name",
     "sums_type",
+    "to_json",
     "to_plain",
 ]
 

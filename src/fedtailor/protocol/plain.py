@@ -1,7 +1,8 @@
 """The one notation of values in files: dataclasses as tables of plain values, and back.
 
 `to_plain` makes the table of a value, and `from_plain` reads it: of runs, methods,
-transforms and models, in manifests and exports. `configured` changes what a table written
+transforms and models, in manifests and exports. `to_json` and `parse` do so for JSON files
+of one known type, such as the index of a comparison. `configured` changes what a table written
 by a person names: hyper-parameters in experiments and jobs. `parse` checks a plain value
 against a type, such as the type of one of these fields, or that of all tables of a file.
 
@@ -327,6 +328,35 @@ def check_choice_at(name: str, names: Sequence[str], place: KeyPath, what: str) 
 
 # one value of a type
 # --------------------------------------------------------------------------------------
+
+
+def to_json(value: Any) -> Any:
+    """Convert a dataclass of plain values, recursively, to what `parse` reads: the
+    content of a JSON file, in which None is null. `later_fields` are left out at their
+    defaults, as in `to_plain`.
+    """
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        hints = typing.get_type_hints(type(value), include_extras=True)
+        later = _later_fields(type(value))
+        return {
+            _key_in_files(field.name, hints[field.name]): to_json(part)
+            for field in dataclasses.fields(value)
+            for part in [getattr(value, field.name)]
+            if field.name not in later or part != field.default
+        }
+    if isinstance(value, Mapping):
+        return {key: to_json(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_json(part) for part in value]
+    return value
+
+
+def _key_in_files(name: str, annotation: Any) -> str:
+    """The key of a field: its name, or the alias that its annotation has."""
+    aliases = [
+        getattr(note, "alias", None) for note in getattr(annotation, "__metadata__", ())
+    ]
+    return next((alias for alias in aliases if alias is not None), name)
 
 
 def parse(

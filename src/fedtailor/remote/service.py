@@ -372,7 +372,7 @@ class _Reminder:
         )
 
 
-class Arrivals:
+class Greeter:
     """Greets the clients that come while others train.
 
     Args:

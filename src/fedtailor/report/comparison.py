@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 
 from fedtailor.report import costs
-from fedtailor.report.experiment import CandidateRun, StoredExperiment
+from fedtailor.report.experiment import StoredExperiment
 from fedtailor.report.measures import MEASURES, Measure
 from fedtailor.report.stored import StoredRun
 from fedtailor.report.tables import Cell, Number, ReportTable, mean_of, published
 from fedtailor.report.units import Unit, unit_of
+from fedtailor.storage.comparison_index import CandidateRun
 
 SPREAD_MEASURES = ("mean", "worst", "worst10", "std", "unseen")
 """The columns of `client_spread_table`."""

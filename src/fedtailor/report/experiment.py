@@ -3,197 +3,25 @@
 The index lists which algorithms ran on which scenarios, and where their runs are.
 """
 
-import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
 
-from pydantic import Field
-
-from fedtailor.protocol import check_choice, parse, require
+from fedtailor.protocol import check_choice, require
 from fedtailor.report.measures import MEASURES
 from fedtailor.report.stored import RunsByScenario, StoredBaseline, StoredRun
 from fedtailor.report.units import Unit, unit_of
-from fedtailor.storage.digests import has_valid_digest
+from fedtailor.storage.comparison_index import (
+    BaselineRun,
+    CandidateRun,
+    Index,
+    MethodRun,
+    read_index,
+)
 from fedtailor.storage.manifest import stored_versions
 from fedtailor.storage.run_files import COMPARISON_INDEX, MANIFEST
-
-
-@dataclass(frozen=True)
-class ScenarioUse:
-    """A scenario with the settings of the experiment.
-
-    Attributes:
-        use: name of the scenario.
-        arguments: parameters that differ from the scenario's defaults.
-        model: description of the model.
-        rounds: communication rounds.
-        participation: the clients that report in a round, as a share (float) or a
-            number (int).
-        sampling: "uniform", or "samples" if reporters are drawn in proportion to their
-            training samples.
-    """
-
-    use: str
-    arguments: dict[str, Any]
-    model: str
-    rounds: int
-    participation: int | float
-    sampling: str = "uniform"
-
-
-@dataclass(frozen=True)
-class MethodRun:
-    """One run of a table: its labels, seed, and directory relative to the results."""
-
-    scenario: str
-    algorithm: str
-    seed: int
-    run: str
-
-
-@dataclass(frozen=True)
-class BaselineRun:
-    """One run of a baseline.
-
-    Attributes:
-        name: its name in options.
-        title: its name in tables.
-        needs_pooled_data: whether all clients' rows have to lie in one place.
-        is_linear: whether it is a linear model.
-        run: directory of the run, relative to the results.
-    """
-
-    scenario: str
-    name: str
-    title: str
-    needs_pooled_data: bool
-    is_linear: bool
-    seed: int
-    run: str
-
-
-@dataclass(frozen=True)
-class CandidateRun:
-    """One run for the choice of hyper-parameters.
-
-    Attributes:
-        val: mean over clients of the accuracy or the negative loss on validation data;
-            higher is better. None if the run diverged.
-        rounds: rounds that were trained; None for all rounds.
-        run: directory of the run, relative to the results.
-    """
-
-    scenario: str
-    algorithm: str
-    parameters: dict[str, Any]
-    seed: int
-    val: float | None
-    chosen: bool
-    rounds: int | None = None
-    run: str = ""
-
-    def rounds_of(self, total_rounds: int) -> int:
-        """The rounds that were trained, given the rounds of a complete run."""
-        return self.rounds or total_rounds
-
-
-@dataclass(frozen=True)
-class Skipped:
-    """Runs that were skipped.
-
-    Either the method rejects the settings, or all candidates diverged.
-
-    Attributes:
-        seed: the seed; None for all seeds.
-        parameters: the parameters of the grid.
-        why: the reason, in one line.
-        runs: number of runs of the experiment that are skipped.
-    """
-
-    scenario: str
-    algorithm: str
-    seed: int | None
-    parameters: dict[str, Any]
-    why: str
-    runs: int
-
-
-@dataclass(frozen=True)
-class RoundBudget:
-    """The rounds that were trained, and the rounds of the full grid."""
-
-    rounds: int
-    full: int
-
-
-@dataclass(frozen=True)
-class Sweep:
-    """A parameter that the experiment varies, and the row labels by its value."""
-
-    parameter: str
-    rows: dict[str, str]
-
-
-@dataclass(frozen=True)
-class Index:
-    """The content of `experiment.json`.
-
-    Attributes:
-        name: name on the command line.
-        size: "quick" or "full".
-        title: what the experiment reproduces or compares.
-        source: the source that it reproduces.
-        note: differences from the source.
-        seeds: seeds of each method in each scenario.
-        metrics: names of `MEASURES`, one table for each.
-        figures: names of figures.
-        scenarios: label -> scenario, in the order of the columns.
-        algorithms: labels, in the order of the rows.
-        published: measure -> scenario -> algorithm -> figure of the source.
-        sweeps: algorithm -> varied parameter.
-        runs: number of runs of the complete experiment, including those that only serve
-            to choose hyper-parameters.
-        method_runs: the finished runs of the tables ("cells" in the file).
-        candidates: the runs to choose hyper-parameters from. A chosen candidate is also
-            one of them.
-        skipped: runs that were skipped, with reasons.
-        baselines: the finished runs of baselines.
-        until_still: whether runs end when their validation loss stands still; the
-            rounds of a scenario are then a limit.
-        budget: rounds of successive halving, or None without halving.
-        seconds: wall time so far.
-        machine: description of the machine.
-        versions: package -> version.
-    """
-
-    name: str
-    size: str
-    title: str
-    source: str
-    note: str
-    seeds: list[int]
-    metrics: list[str]
-    figures: list[str]
-    scenarios: dict[str, ScenarioUse]
-    algorithms: list[str]
-    runs: int
-    method_runs: Annotated[list[MethodRun], Field(alias="cells")]
-    seconds: float
-    machine: str
-    versions: dict[str, str]
-    published: dict[str, dict[str, dict[str, str | int | float]]] = field(
-        default_factory=dict
-    )
-    sweeps: dict[str, Sweep] = field(default_factory=dict)
-    candidates: list[CandidateRun] = field(default_factory=list)
-    skipped: list[Skipped] = field(default_factory=list)
-    baselines: list[BaselineRun] = field(default_factory=list)
-    until_still: bool = False
-    budget: RoundBudget | None = None
 
 
 @dataclass(frozen=True)
@@ -216,17 +44,7 @@ class StoredExperiment:
             ValueError: its index is damaged.
         """
         path = results / name / COMPARISON_INDEX
-        try:
-            require(path.is_file(), f"{path} is no file")
-            content = path.read_bytes()
-            index: Index = parse(Index, json.loads(content))
-        except (OSError, ValueError) as error:
-            raise ValueError(f"{path} is no index of an experiment ({error})") from None
-        require(
-            has_valid_digest(json.loads(content)),
-            f"{path} is damaged (its digest is wrong); the same `fedtailor compare`"
-            " writes it again",
-        )
+        index = read_index(path)
         # Reports are written to a directory of this name.
         is_file_name = Path(index.name).name == index.name
         require(
@@ -239,15 +57,6 @@ class StoredExperiment:
                 metric in MEASURES,
                 f"{path} has the metric {metric!r}; it must be one of"
                 f" {', '.join(MEASURES)}",
-            )
-        for one in index.method_runs:
-            is_listed = (
-                one.scenario in index.scenarios and one.algorithm in index.algorithms
-            )
-            require(
-                is_listed,
-                f"{path} has a run of {one.algorithm!r} on {one.scenario!r}, which it"
-                " does not list",
             )
         return StoredExperiment(results, index)
 

@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 
 import polars as pl
 
-from fedtailor.report.experiment import CandidateRun, StoredExperiment
+from fedtailor.report.experiment import StoredExperiment
 from fedtailor.report.stored import StoredRun
+from fedtailor.storage.comparison_index import CandidateRun
 
 
 def left_out_methods(

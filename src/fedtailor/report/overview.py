@@ -3,8 +3,9 @@
 import polars as pl
 
 from fedtailor.models import linear, logistic
-from fedtailor.report.experiment import ScenarioUse, Skipped, StoredExperiment
+from fedtailor.report.experiment import StoredExperiment
 from fedtailor.report.stored import StoredRun
+from fedtailor.storage.comparison_index import ScenarioUse, Skipped
 from fedtailor.training.metrics import PRIVACY
 
 

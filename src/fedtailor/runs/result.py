@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedtailor._notebook import html_paragraphs, table_of_frame
 from fedtailor.accounting import Ledger
-from fedtailor.executors import DeviceExecutor, guest_executor
+from fedtailor.executors import DeviceExecutor, Settings, guest_executor
 from fedtailor.federation import Federation
 from fedtailor.models import Model
 from fedtailor.protocol import Algorithm, Exchanges, Predictor, drive, require
@@ -68,7 +68,9 @@ class Run:
 
     @cached_property
     def federation(self) -> Federation:
-        return self.executor.federation
+        data = self.executor.data
+        # An executor of machines has a federation without their examples.
+        return data if isinstance(data, Federation) else self.executor.federation
 
     @cached_property
     def model(self) -> Model:
@@ -202,7 +204,8 @@ class Run:
         """
         # The newcomer is the only client of a new executor, so that the trained state does
         # not change.
-        federation, settings = self.federation, self.executor.settings
+        federation = self.federation
+        settings = getattr(self.executor, "settings", Settings())
         guest = guest_executor(
             federation, self.model, np.asarray(x), np.asarray(y), name, group, settings
         )

@@ -17,12 +17,11 @@ from numpy.typing import ArrayLike, NDArray
 from fedtailor.client.losses import outputs
 from fedtailor.client.pool import Normalization
 from fedtailor.conformal import LEAST_ROWS, TEMPERATURE, fit_temperature
-from fedtailor.executors import DeviceExecutor
 from fedtailor.federation import Federation
 from fedtailor.metrics.rows import row_scores, rows_frame
 from fedtailor.models import Model
 from fedtailor.models.frozen_arrays import frozen_inputs, placed
-from fedtailor.protocol import Exchanges, Predictor
+from fedtailor.protocol import Exchanges, Executor, Predictor, require
 from fedtailor.training import Training
 from fedtailor.training.personal import personal_models
 
@@ -38,7 +37,7 @@ Scores = tuple[dict[str, NDArray[Any]], NDArray[Any]]
 
 
 def row_outcomes(
-    training: Training, executor: DeviceExecutor, split: OutcomeSplit = "test"
+    training: Training, executor: Executor, split: OutcomeSplit = "test"
 ) -> Exchanges[pl.DataFrame]:
     """Score each row of a split of each client by its personal model in the present state
     of a training.
@@ -61,11 +60,11 @@ def row_outcomes(
 
 def outcomes_of_splits(
     training: Training,
-    executor: DeviceExecutor,
+    executor: Executor,
     splits: Sequence[OutcomeSplit] = ("test", "val"),
 ) -> Exchanges[dict[OutcomeSplit, pl.DataFrame]]:
     """`row_outcomes` of several splits, for which clients are served once."""
-    federation, model = executor.federation, training.model
+    federation, model = _data_of(executor), training.model
     found = yield from scores_of_splits(training, executor, splits)
     frames = {}
     for split in splits:
@@ -87,7 +86,7 @@ def outcomes_of_splits(
 
 
 def scores_of_splits(
-    training: Training, executor: DeviceExecutor, splits: Sequence[OutcomeSplit]
+    training: Training, executor: Executor, splits: Sequence[OutcomeSplit]
 ) -> Exchanges[dict[OutcomeSplit, dict[str, Scores]]]:
     """The `row_scores` and outputs of each client's rows of some splits.
 
@@ -95,7 +94,7 @@ def scores_of_splits(
         split -> client -> its scores by column, and the outputs [n, ...].
     """
     # This many clients are served together, so that their models take `_MEMORY` bytes.
-    federation, model = executor.federation, training.model
+    federation, model = _data_of(executor), training.model
     clients_per_part = max(_MEMORY // (8 * max(model.size, 1)), 1)
     found: dict[OutcomeSplit, dict[str, Scores]] = {it: {} for it in splits}
     for table in (executor.seen, executor.unseen):
@@ -109,6 +108,21 @@ def scores_of_splits(
                     model.of_client(name), predictors[name], federation, of_client
                 )
     return found
+
+
+def _data_of(executor: Executor) -> Federation:
+    """The examples of an executor.
+
+    Raises:
+        ValueError: they are on the machines of its clients.
+    """
+    federation = executor.data
+    require(
+        isinstance(federation, Federation),
+        "rows of a federation of machines are on its clients' machines; measure there",
+    )
+    assert isinstance(federation, Federation)
+    return federation
 
 
 def _temperature(model: Model, logits: NDArray[Any], labels: NDArray[Any]) -> float:

@@ -7,7 +7,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from fedtailor._files import atomic_write, reason
-from fedtailor._tensors import read_tensors
+from fedtailor._tensors import TensorFile
 from fedtailor.models import Model
 from fedtailor.models.frozen_arrays import FrozenArrays
 from fedtailor.storage.errors import Damaged
@@ -51,11 +51,7 @@ def read_frozen(folder: Path) -> Sequence[FrozenArrays]:
     if not path.exists():
         return ()
     try:
-        tensors, _ = read_tensors(path)
-    except (OSError, SafetensorError) as error:
+        indices = sorted({key.partition("/")[0] for key in TensorFile(path)}, key=int)
+        return [FrozenArrays(TensorFile(path, f"{index}/")) for index in indices]
+    except (OSError, SafetensorError, ValueError) as error:
         raise Damaged(f"{path} is damaged ({reason(error)})") from None
-    groups: dict[str, dict[str, object]] = {}
-    for key, array in tensors.items():
-        index, _, name = key.partition("/")
-        groups.setdefault(index, {})[name] = array
-    return [FrozenArrays(groups[index]) for index in sorted(groups)]

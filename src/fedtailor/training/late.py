@@ -356,7 +356,9 @@ class Arrivals:
         return int(self._began[is_awaited].min(initial=self.step))
 
 
-def merged(parts: list[tuple[NDArray[np.int64], Downlink]], clients: int) -> Downlink:
+def merged_downlinks(
+    parts: list[tuple[NDArray[np.int64], Downlink]], clients: int
+) -> Downlink:
     """One downlink of several, each for some clients of a cohort.
 
     Args:

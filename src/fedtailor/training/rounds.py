@@ -50,7 +50,7 @@ from fedtailor.protocol import (
     drive,
     send,
 )
-from fedtailor.training.late import Arrivals, LateClients, by_age, merged
+from fedtailor.training.late import Arrivals, LateClients, by_age, merged_downlinks
 from fedtailor.training.metrics import Metrics, select_metrics
 from fedtailor.training.networks import check_networks
 from fedtailor.training.participation import Participation
@@ -383,7 +383,9 @@ class Rounds(Generic[ExecutorT]):
             together = replace(cohort.subset(positions), round=int(step))
             downlink = self.algorithm.broadcast(self._past_servers[int(step)], together)
             parts.append((positions, downlink))
-        yield from self._exchange_round(cohort, merged(parts, len(cohort)), age)
+        yield from self._exchange_round(
+            cohort, merged_downlinks(parts, len(cohort)), age
+        )
         # Nobody trains from older models any more.
         self._past_servers = {
             step: server

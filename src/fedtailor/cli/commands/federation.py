@@ -313,7 +313,7 @@ def _serve(options: ServeOptions) -> int:
     from fedtailor.remote.policy import default_policy_note
     from fedtailor.remote.run_log import RunLog
     from fedtailor.remote.service import (
-        Arrivals,
+        Greeter,
         agree_on_preprocessing,
         connected,
         monitored,
@@ -399,7 +399,7 @@ def _serve(options: ServeOptions) -> int:
                     callbacks=(AfterRound(progress), monitor, *trackers),
                     compile_time=options.compile_time,
                     patience=options.patience,
-                    arrivals=Arrivals(
+                    arrivals=Greeter(
                         connection,
                         statistics,
                         most_rows=options.most_rows,

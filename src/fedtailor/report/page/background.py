@@ -7,9 +7,10 @@ import numpy as np
 import polars as pl
 
 from fedtailor.decision.intervals import MIN_SEEDS
-from fedtailor.report.experiment import ScenarioUse, StoredExperiment
+from fedtailor.report.experiment import StoredExperiment
 from fedtailor.report.page.parts import Section
 from fedtailor.report.stored import StoredRun
+from fedtailor.storage.comparison_index import ScenarioUse
 
 
 def data_card(scenario: ScenarioUse, run: StoredRun) -> Section:

@@ -35,6 +35,7 @@ RUN = {
     "cluster.md": 1,
     "late.md": 1,
     "liars.md": 1,
+    "networks.md": 1,
     "models.md": 4,
     "models-in-use.md": 1,
     "models-pytorch.md": 1,
@@ -164,6 +165,14 @@ def test_late(capsys):
     for (time, accuracy), (page_time, page_accuracy) in zip(told, shown, strict=True):
         assert time == page_time
         assert float(accuracy) == pytest.approx(float(page_accuracy), abs=0.05)
+
+
+@pytest.mark.slow
+def test_networks(capsys):
+    found = execute("networks.md")
+    assert len(capsys.readouterr().out.splitlines()) == 3
+    model, names = found["run"].model, found["federation"].names
+    assert model.member_of(names[0]) != model.member_of(names[-1])
 
 
 @pytest.mark.slow

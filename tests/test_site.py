@@ -265,6 +265,7 @@ def test_results_as_json_are_what_their_schemas_say(capsys, tmp_path, monkeypatc
         "fedtailor gives RESULTS --json": ["gives", "fedtailor-results"],
         "fedtailor describe TABLE --json": ["describe", "t.csv"],
         "fedtailor models PATH --json": ["models", "run"],
+        "fedtailor audit RUN --json": ["audit", "run"],
         "fedtailor check PATH --json": ["check", "run"],
     }.items():
         assert schemas.read(command, printed(capsys, *arguments, "--json"))

@@ -23,6 +23,7 @@ ORDER = (
     "private_training",
     "pytorch_cnn",
     "shakespeare_lstm",
+    "shakespeare_transformer",
     "wearables",
     "five_processes",
 )
@@ -76,8 +77,9 @@ def pages() -> dict[str, str]:
             "",
             (
                 "*For whom: you would rather read a program than a page.* Each example"
-                " is one file of `examples/`, takes less than a minute on two cores, and"
-                " is run by the tests. `python examples/NAME.py` runs it."
+                " is one file of `examples/`, takes less than a minute on two cores (the"
+                " transformer some minutes), and is run by the tests."
+                " `python examples/NAME.py` runs it."
             ),
             "",
             *(" ".join(row.split()) for row in rows),

@@ -268,6 +268,51 @@ class Contributions(Record):
     sentences: list[str]
 
 
+class Bounds(Record):
+    """A number with its 95 % interval; null where there are no rows."""
+
+    estimate: float | None
+    low: float | None
+    high: float | None
+
+
+class Attack(Record):
+    """How well an attack tells training rows from test rows."""
+
+    area: Bounds = Field(description="area under the curve; 0.5 is guessing")
+    told: list[Bounds] = Field(
+        description="the share of training rows told at 10 % and 1 % false accusations"
+    )
+
+
+class ModelAudit(Record):
+    """The audit of one client's model, or of all of them together."""
+
+    members: int
+    others: int
+    threshold: Attack
+    ratio: Attack | None = Field(description="with shadow models")
+
+
+class CanaryAudit(Record):
+    """What canaries prove about private steps."""
+
+    canaries: int
+    epsilon_at_least: float
+    epsilon: float | None = Field(description="as accounted")
+    delta: float
+
+
+class PrivacyAudit(Record):
+    """Whether personal models tell which rows they were trained on."""
+
+    rounds: int
+    shadows: int
+    clients: dict[str, ModelAudit]
+    together: ModelAudit
+    canary: CanaryAudit | None
+
+
 class ClientOfFinalModels(Record):
     """The model that a client uses, and what the comparison says of its method."""
 
@@ -303,6 +348,7 @@ SCHEMAS: dict[str, Any] = {
     "fedtailor finalize RESULTS --json": FinalModels,
     "fedtailor gives RESULTS --json": Contributions,
     "fedtailor describe TABLE --json": TableDescription,
+    "fedtailor audit RUN --json": PrivacyAudit,
     "fedtailor models PATH --json": list[PersonalModel],
     "fedtailor check PATH --json": list[Finding],
     "fedtailor federation status DIR --json": CoordinatorStatus,

@@ -24,6 +24,14 @@ Sees = Literal["nothing", "sums", "sums, numbers", "models", "data"]
 * "data": examples of clients, or a summary of each client's inputs."""
 
 
+InCommon = Literal["the network", "the number of features", "nothing"]
+"""What the networks of all clients must have in common:
+
+* "the network": they are one;
+* "the number of features": inputs of the last layer;
+* "nothing"."""
+
+
 @dataclass(frozen=True)
 class About:
     """A method with its default settings, as tables of methods describe it.
@@ -42,6 +50,7 @@ class About:
             "models" makes no promise to the clients.
         sums_if: the settings with which the server needs sums only, if it does not with
             its default settings (`Algorithm.server_sees` knows the settings).
+        in_common: what the clients' networks must have in common.
         validation: what a client chooses on its validation data, and how it chooses
             without such data; "" = the method does not use validation data.
     """
@@ -56,3 +65,4 @@ class About:
     server_sees: Sees = "models"
     sums_if: str = ""
     validation: str = ""
+    in_common: InCommon = "the network"

@@ -56,6 +56,7 @@ EXAMPLES: dict[str, Algorithm] = {
     "pacfl": ft.PACFL(sgd=TRAINED, clusters=2),
     "pfedhn": ft.PFedHN(sgd=TRAINED, hidden_size=8, newcomer_steps=3),
     "fedadagrad": ft.FedAdagrad(sgd=TRAINED),
+    "fedproto": ft.FedProto(sgd=TRAINED),
 }
 
 FOR_ONE: dict[str, Algorithm] = {
@@ -219,6 +220,14 @@ OPT_OUTS: dict[tuple[str, str], str] = {
         "identical clients",
         "knn-per",
     ): "every client stores its samples in an order of its own",
+    (
+        "enrolment",
+        "fedproto",
+    ): "client i's model has a history of prototypes; a newcomer's knows the last ones",
+    (
+        "loss scale",
+        "fedproto",
+    ): "the pull to prototypes does not scale with the loss (unless lam does)",
     ("enrolment", "knn-per"): "as for identical clients",
     (
         "enrolment",
@@ -261,6 +270,7 @@ OWN_STEPS = {
     "fedrod",
     "knn-per",
     "mapper",
+    "fedproto",
     "moon",
     "pacfl",
     "pfedme",
@@ -313,6 +323,7 @@ TRAFFIC: dict[str, tuple[float, ...]] = {
     "pacfl": (2, 1, 1, 0, 0),
     "pfedhn": (4, 1, 1, 0, 0),
     "fedadagrad": (1, 1, 1, 0, 0),
+    "fedproto": (0, 0, 0, 0, 0),
 }
 """In a round with two groups, streams or models: (streams down, models a client
 receives, models it sends, scalars it receives, scalars it sends)."""

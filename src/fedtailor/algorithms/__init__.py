@@ -24,6 +24,7 @@ from fedtailor.algorithms.fedem import FedEM
 from fedtailor.algorithms.fedfomo import FedFomo
 from fedtailor.algorithms.fedopt import FedAdagrad, FedAdam, FedYogi
 from fedtailor.algorithms.fedper import FedPer
+from fedtailor.algorithms.fedproto import FedProto
 from fedtailor.algorithms.fedprox import FedProx
 from fedtailor.algorithms.fedrep import FedRep
 from fedtailor.algorithms.fedrod import FedRoD
@@ -80,6 +81,7 @@ __all__ = [
     "FedEM",
     "FedFomo",
     "FedPer",
+    "FedProto",
     "FedProx",
     "FedRep",
     "FedRoD",

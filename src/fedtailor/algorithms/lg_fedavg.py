@@ -3,7 +3,7 @@
 from typing import ClassVar
 
 from fedtailor.algorithms.fedper import FedPer
-from fedtailor.protocol import About, hyperparameters
+from fedtailor.protocol import About, InCommon, hyperparameters
 
 
 @hyperparameters
@@ -19,6 +19,7 @@ class LGFedAvg(FedPer):
 
     The server has no representation, so a client that never took part trains one below
     the received head, from the common initial model, for as many steps as a round has.
+    Clients may have different networks below the head (`models.by_client`).
     """
 
     # How `fedtailor algorithms` describes this method; `About` explains the fields.
@@ -34,12 +35,19 @@ class LGFedAvg(FedPer):
         unseen_clients_get="trains a body under the shared head",
         models_received="a part",
         server_sees="sums",
+        in_common="the number of features",
     )
 
     part: str = "head"
     """The part of the model that is averaged (the paper: the last layers). The rest
     stays on the client.
     """
+
+    @property
+    def in_common(self) -> InCommon:
+        # The head of every network with as many features is one vector of one size; other
+        # parts are not.
+        return self.about.in_common if self.part == "head" else "the network"
 
     def own_part(self, parts: tuple[str, ...]) -> str:
         # The client sends the part that stays on the client in FedPer.

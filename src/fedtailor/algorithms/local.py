@@ -57,6 +57,7 @@ class Local(PersonalModelAlgorithm):
         unseen_clients_get="trains alone in as many rounds as the others did",
         models_received="nothing",
         server_sees="nothing",
+        in_common="nothing",
     )
     participants: ClassVar = "all"
 

@@ -13,6 +13,7 @@ from fedtailor._printable import markdown_text
 from fedtailor.baselines import CHOSEN, find_baseline
 from fedtailor.decision.intervals import Interval
 from fedtailor.decision.row_scores import FEW_PAIRS, SCORES, metric_interval
+from fedtailor.deployment.auditing import card_lines, read_audit
 from fedtailor.deployment.calibration import calibration_of
 from fedtailor.deployment.data import is_of_machines
 from fedtailor.deployment.opening import OpenedRun
@@ -58,6 +59,7 @@ def model_card(run: OpenedRun, client: str) -> str:
         ["## Preprocessing", "", *_preprocessing(run.preprocessing)],
         ["## Measurements", "", *_measurements(run, client, row)],
         ["## Sets and calibration", "", *_sets(run, client)],
+        ["## Membership", "", *_membership(run, client)],
         ["## Method", "", *_method(run)],
         ["## What was shared", "", *_shared_data(run, client, row)],
     ]
@@ -292,6 +294,24 @@ def _measurements(run: OpenedRun, client: str, row: dict[str, Any]) -> Iterator[
     for warning in run.stored.warnings:
         if f"'{client}'" in warning:
             yield f"\n{markdown_text(warning)}"
+
+
+def _membership(run: OpenedRun, client: str) -> Iterator[str]:
+    """How well an attack tells the rows that this model was trained on."""
+    audit = read_audit(run.path)
+    if audit is None:
+        yield (
+            "Not audited: `fedtailor audit` says how well this model tells the rows that"
+            " it was trained on."
+        )
+        return
+    if audit.rounds != run.stored.summary["rounds"]:
+        yield (
+            f"Audited after round {audit.rounds}, and trained further since: audit again"
+            " (`fedtailor audit`)."
+        )
+        return
+    yield from card_lines(audit, client)
 
 
 def _sets(run: OpenedRun, client: str) -> Iterator[str]:

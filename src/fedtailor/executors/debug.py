@@ -71,7 +71,7 @@ class DebugExecutor(DeviceExecutor):
             pipelines,
             self.devices.pool,
             streams,
-            self.devices.frozen(self.model),
+            self.devices.frozen(request.model),
         )
         outputs = []
         for row, client in enumerate(request.clients):
@@ -82,7 +82,7 @@ class DebugExecutor(DeviceExecutor):
                 outputs.append(
                     run_client(
                         exchange.task,
-                        self.model,
+                        request.model,
                         shared,
                         client_inputs,
                         self._trainer(self.federation.names[client]),

@@ -3,6 +3,7 @@ devices.
 """
 
 import math
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,11 @@ from numpy.typing import NDArray
 
 from fedtailor.client.pool import client_split_sizes
 from fedtailor.client.tasks import Outputs
-from fedtailor.executors.cohort_parts import concatenate, select_clients
+from fedtailor.executors.cohort_parts import (
+    PartStates,
+    concatenate,
+    select_clients,
+)
 from fedtailor.executors.devices import Devices, ExchangeRequest
 from fedtailor.executors.examples import examples_of
 from fedtailor.executors.map_clients import balanced_order
@@ -112,6 +117,11 @@ class DeviceExecutor:
         self.federation_index = federation_index
         self.shards = self.devices.mesh.size
         self.split_sizes = client_split_sizes(federation)
+        # The models of the clients' networks, and which of them each client has.
+        self._models = model.members
+        self._member = np.array(
+            [model.member_of(name) for name in federation.names], np.int64
+        )
         self._fixed_keys: tuple[int, NDArray[np.uint32]] | None = None
         self._phase = self._saved_phase = 0
 
@@ -152,7 +162,7 @@ class DeviceExecutor:
             self.answers(request, self._run(request)).require_finite()
             for request in requests
         ]
-        return concatenate(parts)
+        return concatenate(parts, self._parts(exchange))
 
     def _run(self, request: ExchangeRequest) -> Outputs:
         """The outputs of `run_client` for the clients of a request, stacked by rows."""
@@ -162,21 +172,52 @@ class DeviceExecutor:
         """Convert an exchange to the form that programs take.
 
         Returns:
-            One request; or several, for parts of the cohort, if the states of all its
-            clients do not fit into memory.
+            One request; or several, for parts of the cohort, if its clients have
+            different networks, or if the states of all of them do not fit into memory.
         """
-        cohort = exchange.cohort
-        # Only evaluations and personal models come in parts: in a round the server
+        parts = self._parts(exchange)
+        if len(parts) == 1 and len(self._models) == 1:
+            return [self._request(exchange, self.model)]
+        states = [exchange.states] * len(parts)
+        if isinstance(exchange.states, PartStates):
+            states = [part for _, part in exchange.states.parts]
+        members = self._members(exchange.cohort)
+        requests = []
+        for part, part_states in zip(parts, states, strict=True):
+            selected = replace(select_clients(exchange, part), states=part_states)
+            if len(self._models) > 1:
+                # The number of clients of a network varies with who is drawn, and a
+                # program is compiled for each number of rows.
+                capacity = next_power_of_two(len(part))
+                cohort = replace(selected.cohort, capacity=capacity)
+                selected = replace(selected, cohort=cohort)
+            model = self._models[members[part[0]]] if len(part) else self.model
+            requests.append(self._request(selected, model))
+        return requests
+
+    def _parts(self, exchange: Exchange) -> list[NDArray[np.int64]]:
+        """The positions in the cohort of the clients that one program computes."""
+        members = self._members(exchange.cohort)
+        networks = [np.flatnonzero(members == it) for it in np.unique(members)]
+        # Only evaluations and personal models come in more parts: in a round the server
         # aggregates what one program left on the devices.
         is_whole = exchange.task == "client" or not _reads_states(exchange)
-        if is_whole or len(cohort) <= self.states.max_clients:
-            return [self._request(exchange)]
-        count = math.ceil(len(cohort) / self.states.max_clients)
-        parts = np.array_split(np.arange(len(cohort)), count)
-        return [self._request(select_clients(exchange, part)) for part in parts]
+        if is_whole:
+            return networks
+        return [
+            part
+            for clients in networks
+            for part in np.array_split(
+                clients, math.ceil(len(clients) / self.states.max_clients)
+            )
+        ]
 
-    def _request(self, exchange: Exchange) -> ExchangeRequest:
-        """A request for all clients of an exchange."""
+    def _members(self, cohort: Cohort) -> NDArray[np.int64]:
+        """[c] the index of each client's model among `_models`."""
+        return self._member[cohort.clients.original_index[cohort.rows]]
+
+    def _request(self, exchange: Exchange, model: Model) -> ExchangeRequest:
+        """A request for all clients of an exchange, whose model is `model`."""
         # Everything in a request is in the order of the program's rows: `order` is the
         # position in the cohort of each row's client.
         cohort = exchange.cohort
@@ -190,7 +231,7 @@ class DeviceExecutor:
         return ExchangeRequest(
             federation=self.federation_index,
             exchange=exchange,
-            model=self.model,
+            model=model,
             clients=clients,
             order=order,
             sizes=self.split_sizes[clients],
@@ -299,9 +340,19 @@ class DeviceExecutor:
     ) -> None:
         """Give every seen client the state that `algorithm` starts from."""
         self._phase = phase
-        state = (algorithm.init_state(theta, self.model), init_pipeline(uplink, theta))
+        state, *others = [
+            (algorithm.init_state(theta, model), init_pipeline(uplink, theta))
+            for model in self._models
+        ]
         self._initial_state = jax.tree.map(jnp.asarray, state)
         self.states = self._initial_states(in_file=False)
+        # A state may depend on the client's own network.
+        members = self._member[self.seen.original_index]
+        for member, other in enumerate(others, 1):
+            rows = np.flatnonzero(members == member)
+            if len(rows) and jax.tree.leaves(other):
+                repeat = partial(_repeat, count=len(rows))
+                self.states.write(rows, jax.tree.map(repeat, other))
 
     def _initial_states(self, in_file: bool) -> States:
         """All clients' states at the start of a phase.
@@ -336,6 +387,11 @@ class DeviceExecutor:
 
     def commit(self, exchange: Exchange, answers: Answers) -> None:
         """Make the answers' states the clients' states."""
+        if isinstance(answers.states, PartStates):
+            for part, states in answers.states.parts:
+                selected = select_clients(exchange, part)
+                self.commit(selected, replace(answers, states=states))
+            return
         if not jax.tree.leaves(answers.states):
             return
         # The answers' states are in the order of the program's rows.
@@ -378,6 +434,11 @@ def _table(federation: Federation, mask: NDArray[np.bool_]) -> Clients:
         groups=None if federation.groups is None else federation.groups[index],
         original_index=index,
     )
+
+
+def _repeat(leaf: Array, count: int) -> Array:
+    """An array of the state of each of some clients that all have the same."""
+    return jnp.repeat(jnp.asarray(leaf)[None], count, axis=0)
 
 
 def _reads_states(exchange: Exchange) -> bool:

@@ -8,6 +8,7 @@ are for type checkers and editors.
 from fedtailor._renamed import old_names
 from fedtailor.models.adapters import from_function
 from fedtailor.models.architecture import Architecture
+from fedtailor.models.by_client import by_client
 from fedtailor.models.cnn_5x5 import cnn_5x5
 from fedtailor.models.equinox import from_equinox
 from fedtailor.models.flax import from_linen
@@ -51,6 +52,7 @@ __all__ = [
     "Precision",
     "TokenCrossEntropy",
     "builders",
+    "by_client",
     "cnn",
     "cnn_5x5",
     "conv1d",

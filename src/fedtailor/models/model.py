@@ -3,7 +3,7 @@ a pytree inside training loops.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import ClassVar
 
@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Shaped
 
 from fedtailor.models.architecture import Architecture, Network
+from fedtailor.models.by_client import ByClient
 from fedtailor.models.frozen_arrays import FrozenArrays
 from fedtailor.models.parameter_layout import (
     is_parameter,
@@ -138,6 +139,54 @@ class Model:
         are none.
         """
         return self.architecture.frozen
+
+    # networks by client
+    # ----------------------------------------------------------------------------------
+
+    @property
+    def members(self) -> "tuple[Model, ...]":
+        """The models of the clients' networks, if these differ (`models.by_client`); this
+        one alone if they do not.
+        """
+        network = self.architecture
+        if not isinstance(network, ByClient) or not network.is_several:
+            return (self,)
+        return tuple(
+            replace(self, architecture=network.member(index))
+            for index in range(len(network.members))
+        )
+
+    def member_of(self, client: str) -> int:
+        """The index of a client's model among `members`.
+
+        Raises:
+            ValueError: the client has no network.
+        """
+        network = self.architecture
+        if not isinstance(network, ByClient) or not network.is_several:
+            return 0
+        return network.index_of(client)
+
+    @property
+    def network_index(self) -> int | None:
+        """Of the model of one client among several networks, the index of its network."""
+        network = self.architecture
+        return network.use if isinstance(network, ByClient) else None
+
+    def with_network(self, index: int) -> "Model":
+        """The model of the clients with another one of the networks.
+
+        Raises:
+            ValueError: there are no different networks.
+        """
+        network = self.architecture
+        if not isinstance(network, ByClient) or not 0 <= index < len(network.members):
+            raise ValueError(f"this model has no network number {index}")
+        return replace(self, architecture=network.member(index))
+
+    def of_client(self, client: str) -> "Model":
+        """The model of a client; its vectors have the size of this one's."""
+        return self.members[self.member_of(client)]
 
     # parts
     # ----------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ Begin with `Algorithm` (algorithm.py), whose docstrings explain the rest. This p
 imports nothing else of fedtailor but what needs no JAX (modules with an underscore).
 """
 
-from fedtailor._about import About, Sees
+from fedtailor._about import About, InCommon, Sees
 from fedtailor._choice import check_choice, require, require_one_of
 from fedtailor._renamed import old_names
 from fedtailor.protocol.algorithm import Algorithm, GlobalModel, Init
@@ -131,6 +131,7 @@ __all__ = [
     "Executor",
     "GlobalModel",
     "HiddenRows",
+    "InCommon",
     "Inbox",
     "Init",
     "IntScalar",

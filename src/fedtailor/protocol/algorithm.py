@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Literal
 
 from jaxtyping import Array, Float
 
-from fedtailor._about import About, Sees
+from fedtailor._about import About, InCommon, Sees
 from fedtailor.protocol.cohort import Cohort, Population
 from fedtailor.protocol.diagnostics import Diagnostic
 from fedtailor.protocol.exchange import Answers
@@ -122,6 +122,11 @@ class Algorithm:
         )
         serving = next(kind for kind in kinds if "server" in kind.__dict__)
         return self.about.server_sees if issubclass(described, serving) else "models"
+
+    @property
+    def in_common(self) -> InCommon:
+        """What the clients' networks must have in common, with these settings."""
+        return self.about.in_common
 
     @property
     def server_only_averages(self) -> bool:

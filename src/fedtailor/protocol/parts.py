@@ -84,6 +84,11 @@ class ModelParts(Protocol):
         ...
 
     @property
+    def outputs(self) -> int:
+        """The number of its outputs, such as classes."""
+        ...
+
+    @property
     def has_statistics(self) -> bool:
         """Whether theta holds running statistics."""
         ...

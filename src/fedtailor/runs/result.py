@@ -142,7 +142,7 @@ class Run:
         return PersonalModel(
             name,
             predictor,
-            self.model,
+            self.model.of_client(name),
             federation.shift,
             federation.scale,
             self.preprocessing,

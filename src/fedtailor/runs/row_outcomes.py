@@ -31,7 +31,9 @@ _MEMORY = 1 << 28
 """The most bytes of personal models that are on the host at the same time."""
 
 
-OutcomeSplit = Literal["val", "test"]
+OutcomeSplit = Literal["train", "val", "test"]
+Scores = tuple[dict[str, NDArray[Any]], NDArray[Any]]
+"""The `row_scores` of a client's rows by column, and the outputs for them."""
 
 
 def row_outcomes(
@@ -62,18 +64,39 @@ def outcomes_of_splits(
     splits: Sequence[OutcomeSplit] = ("test", "val"),
 ) -> Exchanges[dict[OutcomeSplit, pl.DataFrame]]:
     """`row_outcomes` of several splits, for which clients are served once."""
+    federation, model = _data_of(executor), training.model
+    found = yield from scores_of_splits(training, executor, splits)
+    frames = {}
+    for split in splits:
+        numbers = [getattr(federation, split)[it] for it in range(len(federation))]
+        if federation.rows is not None:
+            numbers = [federation.rows[rows] for rows in numbers]
+        in_order = [found[split][name][0] for name in federation.names]
+        frame = rows_frame(federation.names, numbers, in_order)
+        if split == "val" and model.classification:
+            of_clients = {
+                name: _temperature(model, logits, federation.y[federation.val[it]])
+                for it, name in enumerate(federation.names)
+                for _, logits in (found[split][name],)
+            }
+            values = [of_clients[name] for name in frame["client"]]
+            frame = frame.with_columns(pl.Series(TEMPERATURE, values, pl.Float64))
+        frames[split] = frame
+    return frames
+
+
+def scores_of_splits(
+    training: Training, executor: Executor, splits: Sequence[OutcomeSplit]
+) -> Exchanges[dict[OutcomeSplit, dict[str, Scores]]]:
+    """The `row_scores` and outputs of each client's rows of some splits.
+
+    Returns:
+        split -> client -> its scores by column, and the outputs [n, ...].
+    """
     # This many clients are served together, so that their models take `_MEMORY` bytes.
-    federation, model = executor.data, training.model
-    require(
-        isinstance(federation, Federation),
-        "rows of a federation of machines are on its clients' machines; measure there",
-    )
-    assert isinstance(federation, Federation)
+    federation, model = _data_of(executor), training.model
     clients_per_part = max(_MEMORY // (8 * max(model.size, 1)), 1)
-    scores: dict[OutcomeSplit, dict[str, dict[str, NDArray[Any]]]] = {
-        it: {} for it in splits
-    }
-    temperatures: dict[str, float] = {}
+    found: dict[OutcomeSplit, dict[str, Scores]] = {it: {} for it in splits}
     for table in (executor.seen, executor.unseen):
         for start in range(0, len(table), clients_per_part):
             rows = np.arange(start, min(start + clients_per_part, len(table)))
@@ -81,30 +104,32 @@ def outcomes_of_splits(
             for row, split in product(rows, splits):
                 name = table.names[row]
                 of_client = getattr(federation, split)[int(table.original_index[row])]
-                scores[split][name], logits = _client_scores(
-                    model, predictors[name], federation, of_client
+                found[split][name] = _client_scores(
+                    model.of_client(name), predictors[name], federation, of_client
                 )
-                if split == "val" and len(of_client) >= LEAST_ROWS:
-                    temperatures[name] = _temperature(
-                        model, logits, federation.y[of_client]
-                    )
-    frames = {}
-    for split in splits:
-        numbers = [getattr(federation, split)[it] for it in range(len(federation))]
-        if federation.rows is not None:
-            numbers = [federation.rows[rows] for rows in numbers]
-        in_order = [scores[split][name] for name in federation.names]
-        frame = rows_frame(federation.names, numbers, in_order)
-        if split == "val" and model.classification:
-            values = [temperatures.get(name, np.nan) for name in frame["client"]]
-            frame = frame.with_columns(pl.Series(TEMPERATURE, values, pl.Float64))
-        frames[split] = frame
-    return frames
+    return found
+
+
+def _data_of(executor: Executor) -> Federation:
+    """The examples of an executor.
+
+    Raises:
+        ValueError: they are on the machines of its clients.
+    """
+    federation = executor.data
+    require(
+        isinstance(federation, Federation),
+        "rows of a federation of machines are on its clients' machines; measure there",
+    )
+    assert isinstance(federation, Federation)
+    return federation
 
 
 def _temperature(model: Model, logits: NDArray[Any], labels: NDArray[Any]) -> float:
-    """The temperature of a client's probabilities; NaN for what has none."""
-    if not model.classification or logits.ndim != 2:
+    """The temperature of a client's probabilities; NaN for what has none, and of fewer
+    than `LEAST_ROWS` rows.
+    """
+    if not model.classification or logits.ndim != 2 or len(labels) < LEAST_ROWS:
         return np.nan
     return fit_temperature(logits, labels)
 

@@ -121,6 +121,9 @@ def write_models(
         model.name: _predictor_to_json(model.predictor, str(index), arrays)
         for index, model in enumerate(models)
     }
+    for model in models:
+        if model.model.network_index is not None:
+            clients[model.name]["network"] = model.model.network_index
     # The models of a federation share their network, normalization and table.
     first = models[0]
     manifest: dict[str, Any] = {
@@ -360,7 +363,7 @@ def _build_models(
         models[name] = PersonalModel(
             name,
             _predictor_from_json(entry, arrays),
-            model,
+            model.with_network(entry["network"]) if "network" in entry else model,
             shift,
             scale,
             preprocessing,

@@ -52,6 +52,7 @@ from fedtailor.protocol import (
 )
 from fedtailor.training.late import Arrivals, LateClients, by_age, merged_downlinks
 from fedtailor.training.metrics import Metrics, select_metrics
+from fedtailor.training.networks import check_networks
 from fedtailor.training.participation import Participation
 from fedtailor.training.privacy import privacy_account, promises_privacy
 from fedtailor.training.private_seed import private_seed
@@ -190,6 +191,7 @@ class Rounds(Generic[ExecutorT]):
             )
             self._sum_history = SumHistory(self._sums.scope)
         for method in methods:
+            check_networks(method, model)
             method.check(self.population)
             for transform in (*uplink, *downlink):
                 transform.check(method)

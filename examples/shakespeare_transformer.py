@@ -1,0 +1,148 @@
+"""A transformer trained on plays, adapted to roles of other plays.
+
+A small transformer learns to predict the next character from the lines of most roles. It
+is then frozen, and each client is one of the largest roles, of plays that it has not seen.
+Low-rank adapters are trained alone, averaged (FedAvg), with one factor at home
+(FedSA-LoRA), and with a local adapter beside the global one (FedDPA). Roles have 480
+windows each: averaged adapters gain on the base, and what stays at home learns its lines
+by heart. It takes some minutes.
+"""
+
+import csv
+import gzip
+import os
+import sys
+from pathlib import Path
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import matplotlib.pyplot as plt
+import numpy as np
+import optax
+
+import fedtailor as ft
+
+FILE = Path(os.environ.get("FEDTAILOR_DATA", "."), "shakespeare-plays", "lines.csv.gz")
+if not FILE.exists():
+    sys.exit(f"skipped: needs {FILE.name} with the columns play, line, role, text")
+ROLES, LENGTH, WIDTH, ROUNDS = 8, 24, 48, 10
+LETTERS = " abcdefghijklmnopqrstuvwxyz'-,.;:!?"
+
+
+class Block(eqx.Module):
+    """Attention to earlier characters, and a dense layer, each added to its input."""
+
+    norms: tuple[eqx.nn.LayerNorm, eqx.nn.LayerNorm]
+    attention: eqx.nn.MultiheadAttention
+    wide: eqx.nn.Linear
+    narrow: eqx.nn.Linear
+
+    def __init__(self, width, key):
+        keys = jax.random.split(key, 3)
+        self.norms = (eqx.nn.LayerNorm(width), eqx.nn.LayerNorm(width))
+        self.attention = eqx.nn.MultiheadAttention(4, width, key=keys[0])
+        self.wide = eqx.nn.Linear(width, 4 * width, key=keys[1])
+        self.narrow = eqx.nn.Linear(4 * width, width, key=keys[2])
+
+    def __call__(self, h):
+        x = jax.vmap(self.norms[0])(h)
+        earlier = jnp.tril(jnp.ones((len(h), len(h)), bool))
+        h = h + self.attention(x, x, x, earlier)
+        x = jax.nn.gelu(jax.vmap(self.wide)(jax.vmap(self.norms[1])(h)))
+        return h + jax.vmap(self.narrow)(x)
+
+
+class Transformer(eqx.Module):
+    """Scores of the next character, from the characters before it."""
+
+    letters: eqx.nn.Embedding
+    places: eqx.nn.Embedding
+    blocks: tuple[Block, Block]
+    head: eqx.nn.Linear
+
+    def __init__(self, width, *, key):
+        keys = jax.random.split(key, 5)
+        self.letters = eqx.nn.Embedding(len(LETTERS), width, key=keys[0])
+        self.places = eqx.nn.Embedding(LENGTH, width, key=keys[1])
+        self.blocks = (Block(width, keys[2]), Block(width, keys[3]))
+        self.head = eqx.nn.Linear(width, len(LETTERS), key=keys[4])
+
+    def __call__(self, x, key=None):
+        h = jax.vmap(self.letters)(x) + jax.vmap(self.places)(jnp.arange(LENGTH))
+        for block in self.blocks:
+            h = block(h)
+        return self.head(h[-1])
+
+
+def windows(text, step):
+    """Windows of characters, and the character after each."""
+    ids = {letter: number for number, letter in enumerate(LETTERS)}
+    codes = np.array([ids[letter] for letter in text.lower() if letter in ids])
+    starts = np.arange(0, len(codes) - LENGTH, step)
+    x = codes[starts[:, None] + np.arange(LENGTH)]
+    return x.astype(np.int32), codes[starts + LENGTH]
+
+
+with gzip.open(FILE, "rt", encoding="utf-8") as lines:
+    spoken = {}
+    for line in csv.DictReader(lines):
+        spoken.setdefault((line["play"], line["role"]), []).append(line["text"])
+largest = sorted(spoken, key=lambda role: -len(spoken[role]))[:ROLES]
+others = "\n".join(
+    " ".join(spoken[role]) for role in spoken if role[0] not in dict(largest)
+)
+
+# 1. The base, from the plays in which none of the clients' roles speaks.
+x, y = windows(others, step=37)
+library = ft.federation.from_arrays(
+    x, y, np.zeros(len(y), int), test=0.05, classes=len(LETTERS)
+)
+transformer = ft.models.from_equinox(Transformer, WIDTH)
+adam = ft.SGD(steps=1500, batch_size=64, optimizer=optax.adam(0.003))
+base = ft.run(ft.Local(sgd=adam), library, transformer, rounds=1)
+print(f"base: {len(y)} windows, accuracy {base.summary().mean:.3f}")
+start = base.model.params(jnp.asarray(base.personal(0).theta))
+
+# 2. The roles: the first 800 windows of each.
+parts = [windows(" ".join(spoken[role]), step=11) for role in largest]
+names = [f"{role.title()} ({play})" for play, role in largest]
+roles = ft.federation.from_arrays(
+    np.concatenate([x[:800] for x, _ in parts]),
+    np.concatenate([y[:800] for _, y in parts]),
+    np.repeat(names, [min(800, len(y)) for _, y in parts]),
+    test=0.4,
+    classes=len(LETTERS),
+)
+weights = "re:(proj|wide|narrow).weight$"
+adapted = ft.models.lora(transformer, 4, weights, start=start)
+both = ft.models.lora(transformer, 4, weights, local_rank=4, start=start)
+sgd = ft.SGD(lr=0.1, momentum=0.9, steps=40, batch_size=16)
+methods = {
+    "alone": (ft.Local(sgd=sgd), adapted),
+    "FedAvg": (ft.FedAvg(sgd=sgd), adapted),
+    "FedSA-LoRA": (ft.FedPer(sgd=sgd, part="lora_b"), adapted),
+    "FedDPA": (ft.FedDPA(sgd=sgd), both),
+}
+own = base.personal(0)
+right = [
+    (own.predict(roles.client(name).test.x) == roles.client(name).test.y).mean()
+    for name in roles.names
+]
+print(f"the base   accuracy {np.mean(right):.3f}")
+place = np.arange(len(roles))
+plt.barh(place - 0.16, right, 0.16, label="the base")
+for number, (name, (method, model)) in enumerate(methods.items()):
+    run = ft.run(method, roles, model, ROUNDS, evaluate_every=ROUNDS)
+    loss = run.metrics.values("loss")
+    print(
+        f"{name:10} loss {loss.mean():.2f}, accuracy {run.summary().mean:.3f},"
+        f" {run.summary().bytes_up / len(roles) / ROUNDS / 1024:.0f} KiB up a round"
+    )
+    plt.barh(place + 0.16 * number, run.metrics.values("accuracy"), 0.16, label=name)
+print(f"trained: {run.model.size:,} numbers beside {run.model.frozen.size:,} frozen")
+plt.yticks(place + 0.16, roles.names)
+plt.xlabel("next characters that are right")
+plt.legend(loc="lower center", bbox_to_anchor=(0.4, 1), ncol=3)
+plt.tight_layout()
+plt.savefig("shakespeare_transformer.png", dpi=120)

@@ -304,7 +304,7 @@ def test_pages_that_the_index_does_not_name_can_be_reached():
 
 TOO_LONG = {"reproduction.md"}
 """Pages that are still to be divided."""
-GENERATED = re.compile(r"<!-- (\w+) -->\n.*?<!-- end of \1 -->", re.DOTALL)
+GENERATED = re.compile(r"<!-- ([\w -]+) -->\n.*?<!-- end of \1 -->", re.DOTALL)
 
 
 @pytest.mark.parametrize(

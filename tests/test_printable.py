@@ -172,6 +172,7 @@ def hostile_run(hostile_table):
     return directory
 
 
+@pytest.mark.slow
 def test_commands_on_a_hostile_table(hostile_table, hostile_run, tmp_path, capsys):
     """Reports, lists and errors, in-process: what every command prints."""
     path, clients, (number, _, target) = hostile_table

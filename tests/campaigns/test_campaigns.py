@@ -44,6 +44,7 @@ def inputs(faults, tmp_path_factory):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", FAULTS)
 def test_faults(faults, kind):
     for number in range(TRIES.get(kind, 20)):
@@ -56,6 +57,7 @@ def test_inputs(inputs, kind, caplog):
     assert getattr(inputs, kind)(0, 20) >= 10
 
 
+@pytest.mark.slow
 def test_a_campaign_notices_what_is_not_exact(tmp_path, monkeypatch):
     """What it looks for, made wrong: neither checkpoints nor the tables' files know
     what was written.
@@ -192,6 +194,7 @@ def unsteady(tmp_path_factory):
     return Unsteady(tmp_path_factory.mktemp("unsteady") / "u", ("ditto",))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["stopped", "cloned"])
 def test_clients_that_do_not_stay(unsteady, kind):
     for number in range(2):
@@ -199,6 +202,7 @@ def test_clients_that_do_not_stay(unsteady, kind):
         assert unsteady.happened
 
 
+@pytest.mark.slow
 def test_a_campaign_notices_what_a_kill_has_changed(unsteady, monkeypatch):
     """Clients that start from the state that they wrote last, whoever accepted it."""
     load = ClientStore.load

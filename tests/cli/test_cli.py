@@ -51,6 +51,7 @@ NAMES = {
         "knn-per",
         "feddpa",
         "flexlora",
+        "fedproto",
     ),
     *(
         "mr-mtl",
@@ -105,6 +106,7 @@ def test_algorithms_are_listed_with_what_travels(capsys):
         "server_sees",
         "validation",
         "sums_if",
+        "in_common",
     }
     assert all(
         set(row) == fields

@@ -242,6 +242,7 @@ def test_a_second_interrupt_ends_seeds_that_are_trained_at_once(tmp_path):
         assert process.wait(100) == 130, process.stderr.read()
 
 
+@pytest.mark.slow
 def test_a_table_of_ones_own(tmp_path, table, capsys):
     options = [
         "--client",

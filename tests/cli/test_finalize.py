@@ -181,6 +181,7 @@ def refits(monkeypatch):
     return made
 
 
+@pytest.mark.slow
 def test_a_comparison_with_finalize_makes_the_models_once(copied, call, refits):
     arguments = ["compare", copied / "ill.csv", *OPTIONS]
     arguments += ["--out", copied / "results", "--finalize"]

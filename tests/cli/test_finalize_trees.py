@@ -67,6 +67,7 @@ def call(capsys):
     return run
 
 
+@pytest.mark.slow
 def test_the_final_trees_are_those_of_all_rows(compared):
     """The numbers of trees are what the comparison chose; the trees are grown anew."""
     runs = sorted((compared / "results" / "runs" / "table").glob("trees-*"))

@@ -115,6 +115,7 @@ def pooled_gap(sgd, rounds):
     return np.abs(models["a"].outputs(x).ravel() - exact).max()
 
 
+@pytest.mark.slow
 def test_a_falling_rate_brings_averages_of_several_steps_to_the_pooled_optimum():
     with jax.enable_x64(True):
         steps = ft.SGD(lr=0.05, steps=10, batch_size=64, ridge=2.0)

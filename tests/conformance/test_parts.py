@@ -3,6 +3,7 @@ parts end in one line.
 """
 
 from dataclasses import fields
+from functools import partial
 
 import pytest
 
@@ -17,6 +18,8 @@ PARTED = {
     if "part" in {field.name for field in fields(kind)}
     and kind.about.name != "pfedhn"  # its part is what is generated
 }
+# The global part counts whole: only a model with adapters has something to count less.
+PARTED["feddpa"] = partial(algorithms.FedDPA, share=0.0)
 SENDS = {"fedala": "everything", "lg-fedavg": "last1"}
 """What travels with `part="last1"`, where it is not all but that."""
 
@@ -33,6 +36,7 @@ def test_which_methods_take_a_part():
         "fedbn",
         "fedbabu",
         "fedala",
+        "feddpa",
     }
 
 

@@ -37,6 +37,7 @@ AVERAGING = {
     "fedavgm",
     "fedbabu",
     "fedbn",
+    "feddpa",
     "fedper",
     "fedprox",
     "fedrep",
@@ -61,12 +62,14 @@ ONLY_TRAIN = {
     "fedavgm",
     "fedbabu",
     "fedbn",
+    "feddpa",
     "feddyn",
     "fedper",
     "fedprox",
     "fedrep",
     "fedyogi",
     "finetune",
+    "flexlora",
     "knn-per",
     "l2gd",
     "lg-fedavg",
@@ -80,7 +83,15 @@ ONLY_TRAIN = {
 """Whose clients look at their examples in `LocalTrainer.sgd` only."""
 PROBING = {"feddbe", "pacfl", "ucfl", "ucfl-parallel"}
 HANDING_OUT_EXAMPLES = {"dapper"}
-MORE_IS_SENT = {"afl", "fedfomo", "hypcluster", "ifca", "scaffold", "self-fl"}
+MORE_IS_SENT = {
+    "afl",
+    "fedfomo",
+    "fedproto",
+    "hypcluster",
+    "ifca",
+    "scaffold",
+    "self-fl",
+}
 
 
 def first_messages(algorithm, **options):
@@ -127,11 +138,18 @@ def private(algorithm):
 @pytest.mark.parametrize("name", sorted(Algorithm.registry))
 def test_who_may_promise_what(name):
     algorithm = Algorithm.registry[name]()
+    if name == "feddpa":
+        # By default it needs a model with adapters.
+        algorithm = replace(algorithm, part="head", share=0.0)
     weighs = {"weights": "uniform"} if hasattr(algorithm, "weights") else {}
     on_mean = allowed(replace(algorithm, **weighs), uplink=(GaussianNoise(delta=0.01),))
     by_client = allowed(algorithm, uplink=(GaussianNoise(delta=0.01, by="client"),))
     assert on_mean == (name in AVERAGING)
     assert by_client == (name not in PROBING | MORE_IS_SENT | HANDING_OUT_EXAMPLES)
+    if name == "fedproto":
+        with pytest.raises(ValueError, match="private steps do not cover"):
+            private(algorithm)
+        return
     assert allowed(private(algorithm)) == (name in ONLY_TRAIN)
 
 

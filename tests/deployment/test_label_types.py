@@ -64,6 +64,7 @@ def write_rows(path, targets):
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", [".csv", ".parquet"])
 @pytest.mark.parametrize("name", CASES)
 def test_labels_go_through_all_that_uses_a_model(name, ending, tmp_path, capsys):

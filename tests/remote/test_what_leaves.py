@@ -12,6 +12,7 @@ from remote.raw_messages import Raw, hostile
 SECURE = "secure_aggregation = true"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "privacy", "decorrelate"),
     [

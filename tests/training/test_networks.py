@@ -124,6 +124,7 @@ def test_a_head_is_shared_between_networks():
         np.testing.assert_array_equal(served[client][part.indices], head)
 
 
+@pytest.mark.slow
 def test_the_mean_of_heads_by_hand():
     """One step on all rows from the received head, for networks of both kinds."""
     federation = classification()
@@ -165,6 +166,7 @@ def test_the_pull_changes_what_clients_with_other_networks_learn():
     assert (pulled != alone).any(axis=1).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("debug", [False, True])
 def test_runs_are_measured_kept_and_opened(tmp_path, debug):
     federation = classification(unseen=UNSEEN)

@@ -170,7 +170,8 @@ def test_every_registered_model_is_opened(tmp_path):
 )
 def test_models_of_a_file_are_opened(tmp_path, name, package):
     pytest.importorskip(package, reason=f"{package} is not installed")
-    file = tmp_path / "net.py"
+    # A process opens files of different names only.
+    file = tmp_path / f"net_of_{package}.py"
     file.write_text(OWN_FILE)
     is_of_tokens = package == "jax"
     loss = token_cross_entropy if is_of_tokens else cross_entropy

@@ -240,21 +240,20 @@ def audit_run(
     ratios = None
     if shadows:
         ratios = _shadow_scores(trainer, federation, own, shadows, seed)
+    # Of a client's rows those for training come first.
+    member = [
+        np.arange(len(rows)) < size
+        for rows, size in zip(own, federation.train.sizes, strict=True)
+    ]
     clients = {}
     for client, name in enumerate(federation.names):
         ratio = None if ratios is None else ratios[client]
-        clients[name] = _audit_of(own[client], federation.train.sizes[client], ratio)
+        clients[name] = _audit_of(own[client], member[client], ratio)
     # Clients without others cannot be attacked, and say nothing about all.
     both = np.flatnonzero(np.minimum(*sizes) > 0)
-    member = np.concatenate(
-        [
-            np.arange(len(own[client])) < federation.train.sizes[client]
-            for client in both
-        ]
-    )
-    together = _audit_of_rows(
+    together = _audit_of(
         np.concatenate([own[client] for client in both]),
-        member,
+        np.concatenate([member[client] for client in both]),
         None if ratios is None else np.concatenate([ratios[it] for it in both]),
     )
     canary = None
@@ -336,14 +335,6 @@ def _prediction_scores(
 
 
 def _audit_of(
-    scores: NDArray[np.float64],
-    members: int,
-    ratio: NDArray[np.float64] | None,
-) -> ModelAudit:
-    return _audit_of_rows(scores, np.arange(len(scores)) < members, ratio)
-
-
-def _audit_of_rows(
     scores: NDArray[np.float64],
     member: NDArray[np.bool_],
     ratio: NDArray[np.float64] | None,

@@ -13,9 +13,7 @@ from fedtailor.protocol.plain import check_choice_at
 from fedtailor.training.late import RELIABLE, LateClients
 
 CLOCK = tuple(field.name for field in fields(Wireless) if field.name != "uplink")
-SETTINGS = tuple(
-    field.name for field in fields(LateClients) if field.name not in ("clock",)
-)
+SETTINGS = tuple(field.name for field in fields(LateClients) if field.name != "clock")
 COLUMNS = ("client", "slowness")
 
 

@@ -4,12 +4,25 @@ with the reason.
 A method that is not listed runs with its defaults and must have every property.
 """
 
+from dataclasses import replace
+
 from fedtailor import algorithms as ft
 from fedtailor.aggregation import ServerOptimizer
 from fedtailor.protocol import SGD, Algorithm
 
 TRAINED = SGD(lr=0.1, momentum=0.9, epochs=2, batch_size=8)
 PLAIN = SGD(lr=0.1, epochs=2, batch_size=8)
+
+
+def without_adapters(algorithm: Algorithm) -> Algorithm:
+    """The method with settings that a network without adapters can have.
+
+    By default FedDPA trains two adapters, of which one travels.
+    """
+    if isinstance(algorithm, ft.FedDPA):
+        return replace(algorithm, part="bias", share=0.0)
+    return algorithm
+
 
 EXAMPLES: dict[str, Algorithm] = {
     "local": ft.Local(sgd=TRAINED),
@@ -41,7 +54,7 @@ EXAMPLES: dict[str, Algorithm] = {
     "fedbn": ft.FedBN(sgd=TRAINED),
     "fedbabu": ft.FedBABU(sgd=TRAINED, tune=PLAIN, part="bias"),
     "fedrod": ft.FedRoD(sgd=PLAIN),
-    "feddpa": ft.FedDPA(sgd=TRAINED, part="bias", share=0.0),
+    "feddpa": without_adapters(ft.FedDPA(sgd=TRAINED)),
     "flexlora": ft.FlexLoRA(sgd=TRAINED),
     "fedala": ft.FedALA(sgd=TRAINED, part="everything", share=1.0),
     "moon": ft.MOON(sgd=TRAINED),

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from conformance.examples import without_adapters
 from fedtailor.aggregation.secure_sums import SecureSums
 from fedtailor.algorithms import FedAvg, FineTune
 from fedtailor.models import mlp
@@ -137,10 +138,7 @@ def private(algorithm):
 
 @pytest.mark.parametrize("name", sorted(Algorithm.registry))
 def test_who_may_promise_what(name):
-    algorithm = Algorithm.registry[name]()
-    if name == "feddpa":
-        # By default it needs a model with adapters.
-        algorithm = replace(algorithm, part="head", share=0.0)
+    algorithm = without_adapters(Algorithm.registry[name]())
     weighs = {"weights": "uniform"} if hasattr(algorithm, "weights") else {}
     on_mean = allowed(replace(algorithm, **weighs), uplink=(GaussianNoise(delta=0.01),))
     by_client = allowed(algorithm, uplink=(GaussianNoise(delta=0.01, by="client"),))
@@ -205,7 +203,7 @@ def test_what_a_client_sends_stays_within_the_clip_norm_of_what_it_was_sent(name
     """Whatever its data: the reference of its change is a function of the downlink.
     Long steps take the models of a mixture, which lie close together, past each other.
     """
-    algorithm = with_long_steps(Algorithm.registry[name]())
+    algorithm = with_long_steps(without_adapters(Algorithm.registry[name]()))
     noise = GaussianNoise(delta=0.01, by="client", multiplier=1e-6, norm=0.01)
     clients = classification(12, sizes=[12] * 12, groups=np.arange(12) % 2)
     training = simulate(algorithm, clients, mlp(5), uplink=(noise,))

@@ -2,11 +2,10 @@
 them.
 """
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
+from conformance.examples import without_adapters
 from conformance.normal import Normal
 from fedtailor.algorithms import UCFL
 from fedtailor.algorithms.helpers.warm_up import WarmUp
@@ -84,12 +83,8 @@ def test_orderings_over_three_seeds(name):
 def test_every_method_learns_the_rotated_digits(name):
     """In twelve rounds: CFL splits from the eleventh on."""
     scenario = find("digits-rotated")
-    algorithm = scenario.algorithm(name)
-    if name == "feddpa":
-        # By default it needs a model with adapters.
-        algorithm = replace(algorithm, part="head", share=0.0)
     result = run(
-        algorithm,
+        without_adapters(scenario.algorithm(name)),
         scenario.build(0),
         scenario.model,
         12,

@@ -24,16 +24,19 @@ class Data:
     """The clients' data, each in one batch."""
 
     def __init__(self, task: Task) -> None:
-        self.batches = [[(torch.tensor(x), torch.tensor(y))] for x, y in task.clients]
+        self.tensors = [(torch.tensor(x), torch.tensor(y)) for x, y in task.clients]
+        self.batch_size = task.batch_size
 
     def get_dataset(self, type_, cid):
-        return self.batches[cid]
+        return torch.utils.data.TensorDataset(*self.tensors[cid])
 
     def set_dataset(self, type_, cid, dataset) -> None:
         pass
 
     def get_dataloader(self, type_, cid, batch_size, generator=None):
-        return self.batches[cid]
+        return torch.utils.data.DataLoader(
+            self.get_dataset(type_, cid), self.batch_size, shuffle=True
+        )
 
 
 def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -51,26 +54,27 @@ class Library:
         self.version = commit
         torch.set_default_dtype(torch.float64)
 
-    def run(self, task: Task, network: torch.nn.Module):
+    def train_network(self, method: str, task: Task, network: torch.nn.Module):
         selector, data, count = Selector(network), Data(task), len(task.clients)
         server = self.fedavg.FedAvgBaseServerHandler(
             selector, "", data, task.rounds, count, 1.0, "cpu", 1000, 0
         )
         trainer = self.fedavg.FedAvgBaseClientTrainer(
-            selector, "", data, "cpu", count, task.steps, 1000, task.lr, 0
+            selector, "", data, "cpu", count, task.steps, task.batch_size, task.lr, 0
         )
-        trainer.criterion = loss
+        trainer.criterion = task.loss or loss
         while not server.if_stop():
             sampled = server.sample_clients()
             trainer.local_process(server.downlink_package(), sampled)
             for package in trainer.uplink_package():
                 server.load(package)
+            task.after_round()
         return server, trainer
 
     def train(self, method: str, task: Task) -> Trained:
         network = torch.nn.Linear(len(task.start), 1, bias=False)
         network.weight.data[:] = torch.tensor(task.start)
-        server, _ = self.run(task, network)
+        server, _ = self.train_network("FedAvg", task, network)
         w = server.model.weight.detach().numpy().ravel().copy()
         return Trained(w, [w] * len(task.clients))
 
@@ -82,7 +86,8 @@ class Library:
             network = torch.nn.Sequential(
                 torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2), torch.nn.Linear(2, 1)
             )
-            return self.run(Task(of, np.zeros(3), rounds=1), network)
+            task = Task(of, np.zeros(3), rounds=1)
+            return self.train_network("FedAvg", task, network)
 
         def statistics(module: torch.nn.Module) -> np.ndarray:
             return module[1].running_mean.detach().numpy().copy()

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 from properties import (
+    ALL,
     Buffers,
     CannotBeAsked,
     Task,
@@ -61,7 +62,7 @@ class Library:
         arguments.optimizer.lr = task.lr
         common = arguments.common
         common.join_ratio, common.global_epoch = 1.0, task.rounds
-        common.local_epoch, common.batch_size = task.steps, 1000
+        common.local_epoch, common.batch_size = task.steps, task.batch_size
         common.use_cuda = common.client_side_evaluation = False
         common.save_log = common.save_metrics = common.save_learning_curve_plot = False
         defaults = getattr(server_cls, "get_hyperparams", None)
@@ -75,7 +76,7 @@ class Library:
             "perfedavg": {"beta": task.lr},
         }
         arguments[name] = {**settings, **changes.get(name, {})}
-        if method == "Per-FedAvg":
+        if method == "Per-FedAvg" and task.batch_size == ALL:
             common.batch_size = len(task.clients[0][1]) // 2
         arguments = OmegaConf.create(OmegaConf.to_container(arguments))
 
@@ -86,15 +87,17 @@ class Library:
 
         class Data(torch.utils.data.Dataset):
             def __init__(self, **_) -> None:
-                self.x = np.concatenate([x for x, _ in task.clients])
-                self.y = np.concatenate([y for _, y in task.clients])
+                x = np.concatenate([x for x, _ in task.clients])
+                y = np.concatenate([y for _, y in task.clients])
+                self.x = torch.tensor(x, dtype=torch.float32)
+                # Labels stay whole numbers.
+                self.y = torch.tensor(y, dtype=None if task.loss else torch.float32)
 
             def __len__(self) -> int:
                 return len(self.y)
 
             def __getitem__(self, number):
-                one = torch.tensor(self.x[number], dtype=torch.float32)
-                return one, torch.tensor(self.y[number], dtype=torch.float32)
+                return self.x[number], self.y[number]
 
             def train(self) -> None:
                 pass
@@ -124,16 +127,17 @@ class Library:
         def loss(output, target):
             return 0.5 * ((output.squeeze(-1) - target) ** 2).mean()
 
-        server.trainer.worker.criterion = loss
+        server.trainer.worker.criterion = task.loss or loss
         return server
 
-    def rounds(self, method: str, task: Task, network: torch.nn.Module):
+    def train_network(self, method: str, task: Task, network: torch.nn.Module):
         with contextlib.redirect_stdout(io.StringIO()):
             server = self.server(method, task, network)
             for number in range(task.rounds):
                 server.current_epoch = number
                 server.selected_clients = list(range(len(task.clients)))
                 server.train_one_round()
+                task.after_round()
         return server
 
     def train(self, method: str, task: Task) -> Trained:
@@ -141,7 +145,7 @@ class Library:
         network.weight.data[:] = torch.tensor(task.start, dtype=torch.float32)
         if method == "pFedMe" and task.coupling == 0:
             raise CannotBeAsked("without lambda pFedMe's server does not move")
-        server = self.rounds(method, task, network)
+        server = self.train_network(method, task, network)
 
         def vector(parameters) -> np.ndarray:
             values = [one.detach().numpy().ravel() for one in parameters.values()]
@@ -175,9 +179,9 @@ class Library:
             return server.public_model_params[names[0]].detach().numpy().astype(float)
 
         task = Task(found, np.zeros(3), rounds=1)
-        server = self.rounds("FedAvg", task, network())
+        server = self.train_network("FedAvg", task, network())
         alone = [
-            self.rounds("FedAvg", Task([one], np.zeros(3), rounds=1), network())
+            self.train_network("FedAvg", Task([one], np.zeros(3), rounds=1), network())
             for one in found
         ]
         shared = statistics(server)

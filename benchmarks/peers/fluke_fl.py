@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from properties import (
+    ALL,
     Buffers,
     CannotBeAsked,
     Task,
@@ -73,13 +74,13 @@ class Library:
 
         module, name, settings = CLASSES[method]
         cls = getattr(importlib.import_module(f"fluke.algorithms.{module}"), name)
-        batch = 1000
-        if method == "Per-FedAvg":
+        batch = task.batch_size
+        if method == "Per-FedAvg" and batch == ALL:
             batch = len(task.clients[0][1]) // 2
         client = {
             "batch_size": batch,
             "local_epochs": task.steps,
-            "loss": Loss,
+            "loss": (lambda: task.loss) if task.loss else Loss,
             "optimizer": {"name": "SGD", "lr": task.lr},
             "scheduler": {"name": "StepLR", "step_size": 10**6, "gamma": 1},
             **{key: getattr(task, value) for key, value in settings.items()},
@@ -101,7 +102,7 @@ class Library:
         hyper = DDict(client=DDict(client), server=DDict(server), model=model)
         return cls(len(task.clients), Split(task), hyper)
 
-    def run(self, method: str, task: Task, model: torch.nn.Module):
+    def train_network(self, method: str, task: Task, model: torch.nn.Module):
         algorithm = self.algorithm(method, task, model)
         for number in range(task.rounds):
             # What `run` does in a round, without its progress bars and evaluations.
@@ -114,6 +115,7 @@ class Library:
             sent = algorithm.server.receive_client_models(eligible, state_dict=False)
             algorithm.server.aggregate(eligible, sent)
             algorithm.rounds += 1
+            task.after_round()
         return algorithm
 
     def train(self, method: str, task: Task) -> Trained:
@@ -121,7 +123,7 @@ class Library:
         model.weight.data[:] = torch.tensor(task.start)
         if method == "pFedMe" and task.coupling == 0:
             raise CannotBeAsked("without lambda pFedMe's server does not move")
-        algorithm = self.run(method, task, model)
+        algorithm = self.train_network(method, task, model)
 
         def vector(model: torch.nn.Module) -> np.ndarray:
             return model.weight.detach().numpy().ravel().copy()
@@ -143,7 +145,9 @@ class Library:
                 torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2), torch.nn.Linear(2, 1)
             )
 
-        algorithm = self.run("FedAvg", Task(found, np.zeros(3), rounds=1), network())
+        algorithm = self.train_network(
+            "FedAvg", Task(found, np.zeros(3), rounds=1), network()
+        )
         trained = [
             one.model[1].running_mean.detach().numpy().copy()
             for one in algorithm.clients

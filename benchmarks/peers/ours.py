@@ -6,7 +6,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-from properties import Buffers, Task, Trained, clients
+from properties import ALL, Buffers, Task, Trained, clients
 
 import fedtailor as ft
 from fedtailor import models
@@ -16,8 +16,6 @@ from fedtailor.models.layers import Dense, Stack
 from fedtailor.models.normalization import BatchNorm
 from fedtailor.testing.problems import personal, train
 
-ALL = 1000
-"""Size of a batch that holds all samples of any client."""
 ALGORITHMS: dict[str, Callable[[ft.SGD, Task], object]] = {
     "FedAvg": lambda sgd, task: ft.FedAvg(sgd=sgd),
     "FedProx": lambda sgd, task: ft.FedProx(sgd=sgd, mu=task.coupling),

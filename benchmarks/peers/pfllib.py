@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from properties import Buffers, CannotBeAsked, Task, Trained, clients
+from properties import ALL, Buffers, CannotBeAsked, Task, Trained, clients
 
 SERVERS = {
     "FedAvg": ("serveravg", "FedAvg"),
@@ -31,6 +31,18 @@ COUPLING = {
     "APFL": "alpha",
     "FedAMP": "lamda",
 }
+
+
+class _Rounds(list):
+    """The seconds of each round, which a server appends when the round has ended."""
+
+    def __init__(self, task: Task) -> None:
+        super().__init__()
+        self.task = task
+
+    def append(self, seconds: float) -> None:
+        super().append(seconds)
+        self.task.after_round()
 
 
 class Library:
@@ -98,12 +110,14 @@ class Library:
         def loss(output, target):
             return 0.5 * ((output.squeeze(-1) - target) ** 2).mean()
 
+        server.Budget = _Rounds(task)
         for client in server.clients:
-            client.loss = loss
-            client.batch_size = client.train_samples
-            if method == "Per-FedAvg":
-                # It takes two batches for a step.
-                client.batch_size = client.train_samples // 2
+            client.loss = task.loss or loss
+            client.batch_size = task.batch_size
+            if task.batch_size == ALL:
+                # Per-FedAvg takes two batches for a step.
+                halves = 2 if method == "Per-FedAvg" else 1
+                client.batch_size = client.train_samples // halves
             if method == "APFL":
                 # The property sets the mixture's weight, which the method learns.
                 client.alpha_update = lambda: None
@@ -113,16 +127,21 @@ class Library:
         server.rs_test_acc = server.rs_test_acc_per = [0.0]
         return server
 
-    def train(self, method: str, task: Task) -> Trained:
-        model = torch.nn.Linear(len(task.start), 1, bias=False)
-        model.weight.data[:] = torch.tensor(task.start)
-        if method == "pFedMe" and task.coupling == 0:
-            raise CannotBeAsked("without lambda pFedMe's server does not move")
+    def train_network(self, method: str, task: Task, model: torch.nn.Module):
+        """Train a network; gives the server."""
         with contextlib.redirect_stdout(io.StringIO()):
             server = self.server(method, task, model)
             # The mean time over rounds but the first, after training.
             with contextlib.suppress(ZeroDivisionError):
                 server.train()
+        return server
+
+    def train(self, method: str, task: Task) -> Trained:
+        model = torch.nn.Linear(len(task.start), 1, bias=False)
+        model.weight.data[:] = torch.tensor(task.start)
+        if method == "pFedMe" and task.coupling == 0:
+            raise CannotBeAsked("without lambda pFedMe's server does not move")
+        server = self.train_network(method, task, model)
 
         def vector(parameters) -> np.ndarray:
             return np.concatenate(

@@ -15,6 +15,8 @@ import numpy as np
 LR, STEPS, ROUNDS = 0.1, 4, 3
 LONG = 400
 """Rounds until a method with a fixed point has reached it."""
+ALL = 1000
+"""Size of a batch that holds all samples of any client."""
 TOLERANCE = 1e-4
 """Of a relative error, where a library computes in float32; 1e-9 in float64."""
 
@@ -38,6 +40,10 @@ class Task:
         lr: rate of the local steps.
         coupling: of methods that have one: mu of FedProx, lambda of Ditto and pFedMe,
             alpha of FedDyn, the mixing weight of APFL's local model.
+        batch_size: samples of a local step; by default all of a client. `steps` are then
+            passes through a client's samples.
+        loss: of a batch's outputs and targets; None = half the mean of squares.
+        after_round: called after each round.
     """
 
     clients: Sequence[Client]
@@ -46,6 +52,9 @@ class Task:
     steps: int = STEPS
     lr: float = LR
     coupling: float = 0.5
+    batch_size: int = ALL
+    loss: Callable[[Any, Any], Any] | None = None
+    after_round: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True)

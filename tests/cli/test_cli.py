@@ -453,6 +453,15 @@ def test_help_and_version(capsys):
 
 
 @pytest.mark.parametrize(
+    "beside", [["--client"], ["--coverage", "models"], ["-h", "--help=-1"]]
+)
+def test_mistakes_beside_it_do_not_hide_the_help(beside, capsys):
+    assert main(["forget", *beside, "-h"]) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith("usage: fedtailor forget") and not said.err
+
+
+@pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
         (["check"], "or a directory that holds some of them."),

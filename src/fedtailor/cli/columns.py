@@ -5,6 +5,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from fedtailor.cli.advice import as_typed
+from fedtailor.cli.names import asks_for_help
 
 _ROLES = {
     "client": "client",
@@ -29,7 +30,7 @@ def check_typed_columns(arguments: Sequence[str]) -> None:
         ValueError: the table lacks a column; the message is that of reading the table.
     """
     path = _table_of(arguments)
-    if path is None or {"-h", "--help"} & {*arguments}:
+    if path is None or asks_for_help(arguments):
         return
     from fedtailor.tables.delimited import ENDINGS, read_header
     from fedtailor.tables.problems import LISTS, Problems, missing_columns

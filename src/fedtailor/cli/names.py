@@ -1,12 +1,16 @@
 """Reads command lines without a dataclass: help, and lists with `[NAME] [--json]`."""
 
+from collections.abc import Sequence
+
 from fedtailor._choice import require
 from fedtailor._printable import say_block
 
+HELP = ("-h", "--help")
 
-def asks_for_help(arguments: list[str]) -> bool:
+
+def asks_for_help(arguments: Sequence[str]) -> bool:
     """Whether the arguments contain `-h` or `--help`."""
-    return "-h" in arguments or "--help" in arguments
+    return any(argument in HELP for argument in arguments)
 
 
 def print_help_or_raise(

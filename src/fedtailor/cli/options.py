@@ -8,6 +8,7 @@ from dataclasses import fields, is_dataclass
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+from fedtailor.cli.names import HELP, asks_for_help
 from fedtailor.cli.wrong_options import unknown_option, what_is_wrong
 from fedtailor.protocol import doc_without_fields, field_docs, require
 
@@ -50,10 +51,20 @@ def parse(target: Callable[..., T], arguments: list[str], program: str) -> T:
         given.add(name)
     # Fields without a text form (functions, arrays) are not options.
     config = (tyro.conf.SuppressFixed,)
-    if {"-h", "--help"} & {*arguments}:
+    if asks_for_help(arguments):
         for cls in _dataclasses(target):
             _add_help(cls)
-        return tyro.cli(target, args=arguments, prog=program, config=config)
+        # Mistakes beside it must not hide the help.
+        asked = next(n for n, word in enumerate(arguments) if word in HELP)
+        with redirect_stderr(io.StringIO()):
+            try:
+                tyro.cli(
+                    target, args=arguments[: asked + 1], prog=program, config=config
+                )
+            except SystemExit as error:
+                if not error.code:
+                    raise
+        return tyro.cli(target, args=["--help"], prog=program, config=config)
     advice = f"`{program} --help` lists the options"
     unknown = unknown_option(target, arguments)
     require(unknown is None, f"{unknown}; {advice}")

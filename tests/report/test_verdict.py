@@ -161,7 +161,7 @@ def test_a_baseline_that_is_ahead_is_in_the_first_line(tmp_path, monkeypatch):
     monkeypatch.setitem(test_decision.SHARE, "perfect", best)
     experiment = with_baselines(tmp_path, {"trees-alone": "perfect"})
     verdict = decide(experiment, "shift").verdict
-    assert verdict.headline[0].startswith("Ahead of everything federated here by more")
+    assert verdict.headline[0].startswith("Ahead of everything federated here, though")
     assert "trees-alone title, 100.0 against" in verdict.headline[0]
     pooled = with_baselines(tmp_path / "pooled", {"trees-pooled": "perfect"})
     verdict = decide(pooled, "shift").verdict

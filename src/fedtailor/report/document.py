@@ -18,6 +18,9 @@ Format = Literal["terminal", "markdown", "csv", "latex", "json"]
 REPORT_FILE = "report.md"
 TABLES_FILE = "tables.csv"
 
+MOST_WARNINGS = 2
+"""More warnings than these are left to --details, where a comparison ends."""
+
 
 def show(
     experiment: StoredExperiment, output_format: Format, *, details: bool = False
@@ -71,7 +74,7 @@ def print_verdict(verdict: Verdict, warnings: Sequence[str]) -> None:
 
     Args:
         verdict: what to print.
-        warnings: of the decision, of which the first is printed.
+        warnings: of the decision; the first `MOST_WARNINGS` are printed.
     """
     _print_wrapped(verdict.subject, "", "  ")
     for sentence in verdict.headline:
@@ -81,10 +84,11 @@ def print_verdict(verdict: Verdict, warnings: Sequence[str]) -> None:
     say("")
     for sentence in (*verdict.methods, *verdict.footnotes):
         _print_wrapped(sentence, "", "  ")
-    first = [*verdict.warnings, *warnings]
-    if first:
-        more = f" ({len(first) - 1} more: --details)" if len(first) > 1 else ""
-        _print_wrapped(f"Before believing it: {first[0]}.{more}", "", "  ")
+    listed = [*verdict.warnings, *warnings]
+    for warning in listed[:MOST_WARNINGS]:
+        _print_wrapped(f"Before believing it: {warning}.", "", "  ")
+    if len(listed) > MOST_WARNINGS:
+        say(f"{len(listed) - MOST_WARNINGS} more warnings: --details")
 
 
 def write(

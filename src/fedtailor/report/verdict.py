@@ -130,6 +130,9 @@ class Verdict:
                 f"The {most} clients with the worst expectation; all"
                 f" {len(self.clients)}: --details, or the page."
             )
+        if not self.unit.higher_is_better:
+            direction = f"{self.unit.label}: less is better; gains with + are better."
+            note = f"{direction} {note}".strip()
         rows = [self._row(client, narrow) for client in chosen]
         columns = [
             "client",
@@ -620,8 +623,8 @@ def _ahead(tests: Tests, baselines: Mapping[str, TrainedBaseline]) -> list[str]:
             *advice,
         ]
     return [
-        f"Ahead of everything federated here by more than a standard error, though not"
-        f" shown to be better: {title}, {numbers}, {tests.gain_text(gain)}.",
+        "Ahead of everything federated here, though not shown to be better: "
+        f"{title}, {numbers}; it gains {tests.gain_text(gain)}.",
         *advice,
     ]
 

@@ -106,10 +106,9 @@ def _code_warnings(
         count = int((cells == code).sum())
         where = _clients_of_code(values == code, owners, names)
         warnings.append(
-            f"{code:g} in {count:,} of {int(train.sum()):,} training rows of"
-            f" {name!r}{where} lies far from its other values, {others.min():g} to"
-            f" {others.max():g}; if it means that the cell is missing, say"
-            f" --missing {_quoted(f'{name}={code:g}')}"
+            f"{name!r} is {code:g} in {count:,} of {int(train.sum()):,} training"
+            f" rows{where}, and {others.min():g} to {others.max():g} in the others; if"
+            f" {code:g} means that the cell is missing, say --missing {_quoted(f'{name}={code:g}')}"
         )
     return warnings
 

@@ -14,7 +14,7 @@ import pytest
 
 from fedtailor.protocol import Diverged
 from fedtailor.remote.job import read_job
-from fedtailor.remote.messages import decode_request
+from fedtailor.remote.messages import decode_reply, decode_request
 from fedtailor.remote.service import check_client_count
 from fedtailor.remote.transport import LoopbackTransport, TooFewClients
 from fedtailor.storage import Interrupted
@@ -242,6 +242,33 @@ def test_an_answer_after_the_deadline_is_not_counted(tmp_path):
     assert "no answer in time from c" in lines
     assert "c" not in set(record_of(clients)["client"])
     assert_same(training.server, replayed(clients, 8).training.server)
+
+
+@pytest.mark.as_shipped
+def test_answers_that_come_again_are_refused(tmp_path):
+    once = late_clients(tmp_path / "once", 6, method="fedavg")
+    expected = train(once)
+    clients = late_clients(tmp_path / "again", 6, method="fedavg")
+    transport, lines, sent = slow(clients), [], []
+    receive = transport.receive
+
+    def again():
+        for client, body in receive():
+            yield client, body
+            if decode_reply(body).task == "client":
+                sent.append((client, body))
+                yield from sent
+
+    transport.receive = again
+    training = train(clients, transport, log=lines.append)
+    assert record_of(clients).equals(record_of(once))
+    assert_same(training.server, expected.server)
+    assert {line.partition(": ")[2] for line in lines} <= {
+        "it was not asked",
+        "it answered twice; the first answer stands",
+        *(line.partition(": ")[2] for line in lines if "it answers exchange" in line),
+    }
+    assert any("the first answer stands" in line for line in lines)
 
 
 def test_who_is_not_connected_holds_nobody_up_and_begins_when_it_comes(tmp_path):

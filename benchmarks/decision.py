@@ -200,10 +200,14 @@ def mixed_model(name, path, runs, experiment, scenario):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("tables", nargs="*", help=", ".join(TABLES))
+    names = ", ".join(TABLES)
+    parser.add_argument("tables", nargs="*", help=names)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--packages", type=Path, default=Path())
     chosen = parser.parse_args()
+    for one in chosen.tables:
+        if one not in TABLES:
+            parser.error(f"there is no table {one!r}; the tables are: {names}")
     chosen.out.mkdir(parents=True, exist_ok=True)
     for one in chosen.tables or TABLES:
         measure(one, chosen.out, chosen.packages)

@@ -3,7 +3,7 @@
 n_k decides between FedAvg (small) and training alone (large). On scikit-learn's digits,
 and on cuts of the three data sets of Mestoukirdi et al. (EMNIST and CIFAR-10 are
 needed; leave them out with --only), a perceptron is trained with FedAvg, Local, and
-UCFL with a stream for each client and
+UCFL with a stream for each client, a probe at the initial model, and
 
     n_k = 1 % ... 50 %     of a client's samples, given
     bound                  `kernel="bound"`: no n_k at all
@@ -91,10 +91,10 @@ def method(name: str, cut: Cut) -> Algorithm:
     if name in ("FedAvg", "Local"):
         return (FedAvg if name == "FedAvg" else Local)(sgd=cut.sgd)
     if name == "auto":
-        return UCFL(sgd=cut.sgd, sigma_batch="auto")
+        return UCFL(sgd=cut.sgd, warm=0, sigma_batch="auto")
     if name == "bound":
-        return UCFL(sgd=cut.sgd, kernel="bound")
-    return UCFL(sgd=cut.sgd, sigma_batch=float(name))
+        return UCFL(sgd=cut.sgd, warm=0, kernel="bound")
+    return UCFL(sgd=cut.sgd, warm=0, sigma_batch=float(name))
 
 
 GIVEN = tuple(map(str, SHARES))

@@ -24,7 +24,9 @@ class Library:
 
     def train(self, method: str, task: Task) -> Trained:
         if method == "FedProx":
-            raise CannotBeAsked("a client of the user's trains with the proximal term")
+            raise CannotBeAsked(
+                "the proximal term is in the client, which the user writes"
+            )
         strategy = FedAvg(inplace=False)
         w = task.start
         for number in range(task.rounds):
@@ -39,4 +41,4 @@ class Library:
         return Trained(w, [w] * len(task.clients))
 
     def buffers(self) -> Buffers:
-        raise CannotBeAsked("what is sent is a list of arrays, chosen by the user")
+        raise CannotBeAsked("the user chooses which arrays are sent")

@@ -6,6 +6,7 @@ python benchmarks/peers/page.py            say whether it is up to date
 
 import argparse
 import json
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -19,16 +20,20 @@ INTRODUCTION = """<!-- Written by benchmarks/peers/page.py --write -->
 
 *For whom: you compare libraries, or doubt a number.*
 
-Libraries of federated learning give different numbers for one method. Some properties
-need no opinion: one client alone is plain SGD, whatever the library. Here they are asked
-of seven other libraries, by one script, on least squares, where every
-answer is exact: a property **holds**, or the library misses it by a number, relative to
-how far training goes (0.6 is 60 % of the way), or it cannot be asked (-).
+Libraries of federated learning give different numbers for one method. Which is right?
+Some properties of a method need no opinion: with a single client, for example, FedAvg
+must be plain SGD. One script asks fedtailor and seven other libraries for
+such properties, on least squares, where the exact answer is known.
 
-A library may have a reason for what it does: a published method with another choice, a
-default that its documentation names. The number says what it computes, not whether it is
-good. The settings are those of the property, not the library's defaults; learned
-coefficients (APFL's) are held fixed.
+In the table, a property **holds**, or the library is **off by** a number, or the
+library has no such method or cannot be asked (-). The number is relative to how far
+training moves the model: 0.6 is 60 % of the way. "Diverges" means that models grow
+without bound.
+
+A number says what a library computes, not whether it is good. A library may have a
+reason: another published variant, or a default that its documentation names. All are
+asked with the same settings, not with their own defaults. Coefficients that a method
+learns (APFL's share) are held fixed.
 """
 NOT_INSTALLED = (
     "FederatedScope 0.3.0 could not be installed beside these: it asks for numpy below"
@@ -36,24 +41,33 @@ NOT_INSTALLED = (
     " Python 3.11. BlazeFL asks for Python 3.13; its checkout runs with 3.11."
 )
 EXPLANATIONS = {
-    "one client is plain SGD": "all rounds and local steps, one client.",
-    "the order of clients": "the same clients in reversed order.",
-    "a client in two halves": "each half has half of its samples; one local step.",
+    "one client is plain SGD": (
+        "with one client, all rounds together are as many steps of SGD."
+    ),
+    "the order of clients": "the same clients in reversed order give the same models.",
+    "a client in two halves": (
+        "two clients with half of its samples each give the same model (one local step)."
+    ),
     "stays at the common optimum": (
-        "one model is best for all clients, and training starts there."
+        "if one model is best for all clients and training starts there, nothing moves."
     ),
     "reaches the optimum of all": (
-        "clients that want different models, several local steps, many rounds: distance"
-        " to the minimum of the mean loss, relative to FedAvg's."
+        "clients want different models, and take several local steps; after many rounds"
+        " the model is at the minimum of the mean loss. The number is relative to the"
+        " distance of FedAvg, which does not get there."
     ),
-    "personal optimum": "the gradient of f_i(v) + lambda/2 |v - w|^2 is 0 at the end.",
+    "personal optimum": (
+        "at the end a client's model v minimises f_i(v) + lambda/2 |v - w|^2, with its"
+        " own loss f_i and the shared model w."
+    ),
     "coupling off": (
         "mu = 0 of FedProx is FedAvg; lambda = 0 of Ditto and a share of 1 for APFL's"
         " own model are training alone."
     ),
     "full coupling": "APFL with a share of 0 for the own model is FedAvg.",
     "coupling acts": (
-        "personal models with a coefficient of 0.5 differ from those with 0.25."
+        "the coefficient has an effect: personal models with 0.5 differ from those with"
+        " 0.25."
     ),
     "gradient of the mixture": (
         "APFL's own model moves by its share times the gradient at the mixture, two"
@@ -63,8 +77,8 @@ EXPLANATIONS = {
         "Per-FedAvg, first order: the step after the inner step starts at w."
     ),
     "buffers are the server's": (
-        "running means of batch normalisation after a round: the server's is the clients'"
-        " average, and every client receives it."
+        "after a round, the server's running means of batch normalisation are the"
+        " clients' average, and every client receives them."
     ),
 }
 
@@ -105,23 +119,33 @@ def page() -> str:
         if "cannot" in row and row["cannot"] != "the library has no such method"
     }
     if reasons:
-        lines += ["", "Cannot be asked:", ""]
+        lines += ["", "What cannot be asked (-), and why:", ""]
         lines += [f"* {library}: {reason}." for reason, library in sorted(reasons)]
     lines += ["", NOT_INSTALLED]
     history = tomllib.loads((HERE / "history.toml").read_text("utf-8"))
-    lines += ["", "## Why", ""]
+    lines += [
+        "",
+        "## Why",
+        "",
+        "What the code does where a property does not hold:",
+        "",
+    ]
     lines += [f"* {one['library']}: {one['what']}" for one in history["read"]]
     lines += [
         "",
         "## History",
         "",
-        "Errors in methods that public threads name, as they stood in November 2026.",
+        "Errors in methods that were reported in public, with their state in November 2026.",
         "",
         "| library | what | thread | state |",
         "| --- | --- | --- | --- |",
     ]
     for one in history["thread"]:
-        cells_ = (one["library"], one["what"], one["thread"], one["state"])
+        home = f"https://github.com/{one['repository']}"
+        library = f"[{one['library']}]({home})"
+        # GitHub leads from the address of an issue to a pull request of this number.
+        thread = re.sub(r"#(\d+)", rf"[#\1]({home}/issues/\1)", one["thread"])
+        cells_ = (library, one["what"], thread, one["state"])
         lines.append(f"| {' | '.join(cells_)} |")
     return "\n".join(lines) + "\n"
 

@@ -256,7 +256,9 @@ class HostileCoordinator:
             assert reply.refusal != Refusal.FAILED, _last_refusal(process.said())
             missing = states - target.states
             assert not missing, f"a refusal has deleted {missing}"
-            return False
+            # That a model diverges says something about the rows: it is the one answer
+            # of this round.
+            return reply.refusal is Refusal.DIVERGED
         self.counts["answered"] += 1
         request = decode_request(body)
         if not reply.cache_miss:

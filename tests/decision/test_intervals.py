@@ -112,17 +112,25 @@ def test_the_variance_of_a_mean_over_clients_and_seeds_counts_the_residual_once(
 
 
 @pytest.mark.parametrize("shape", [(3, 7), (7, 3)])
-def test_a_residual_beyond_the_clients_or_the_seeds_own_variance_leaves_none(shape):
+def test_seeds_and_clients_that_agree_by_chance_leave_the_residual_s_variance(shape):
+    """The mean over all cells is no more certain than their interaction lets it be."""
     # Clients and seeds have one mean each: all that varies is their interaction.
-    seeds, clients = shape
     rng = np.random.default_rng(0)
     rest = rng.normal(size=shape)
     rest -= rest.mean(axis=0) + rest.mean(axis=1, keepdims=True) - rest.mean()
-    small = rng.normal(0, 1e-3, clients)[None] + rng.normal(0, 1e-3, (seeds, 1))
-    values = 1 + rest + small
-    of_fewer = values.mean(axis=1) if seeds < clients else values.mean(axis=0)
-    expected = of_fewer.var(ddof=1) / len(of_fewer)
-    np.testing.assert_allclose(two_way_variance(values), expected, rtol=1e-8)
+    least = np.square(rest).sum() / 12 / rest.size
+    np.testing.assert_allclose(two_way_variance(1 + rest), least, rtol=1e-10)
+    found = two_way_interval(0.1 + rest)
+    width = stats.t.ppf(0.975, 12) * np.sqrt(least)
+    np.testing.assert_allclose(found.high - found.estimate, width, rtol=1e-8)
+    assert found.verdict == "cannot tell"
+
+
+def test_a_row_that_three_splits_happen_to_give_does_not_help():
+    """Of 28 test rows of a client, one more is right here and there, one less once."""
+    row = 1 / 28
+    gains = row * np.array([[0, 0, 0, 1], [0, 1, -1, 1], [0, 0, 1, 0]])
+    assert two_way_interval(gains).verdict == "cannot tell"
 
 
 def test_two_seeds_speak_of_themselves_and_leave_an_interval_of_use():

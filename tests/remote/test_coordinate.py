@@ -174,7 +174,7 @@ def test_a_round_with_too_few_clients_is_asked_again(tmp_path, no_pause):
     other.train_over(transport, NAMES, log=lines.append)
     told = [line for line in lines if "asking again" in line]
     assert len(told) == 3 and told[0].startswith(
-        "round 1: 1 of 4 clients answered in time; the job's minimum is 2 (docs:"
+        "round 1: 1 of 4 clients answered in time, and 2 are needed (docs:"
         " errors#too-few-clients); asking again for 60 minutes"
     )
     for name in NAMES:

@@ -190,7 +190,7 @@ def test_a_round_without_the_minimum_changes_nothing(tmp_path):
     before = jax.tree.map(np.array, training.server)
     executor._transport = LoopbackTransport({**ours.responders, **mute})
     with pytest.raises(
-        TooFewClients, match="1 of 3 clients answered in time; the job's minimum is 2"
+        TooFewClients, match="1 of 3 clients answered in time, and 2 are needed"
     ):
         training.advance()
     assert training.round == 1

@@ -260,7 +260,7 @@ def test_a_client_that_stays_away_misses_the_round_and_the_others_go_on(running)
         )
         with pytest.raises(
             TooFewClients,
-            match=r"^1 of 2 clients answered in time; the job's minimum is 2 \(docs: errors#too-few-clients\)$",
+            match=r"^1 of 2 clients answered in time, and 2 are needed \(docs: errors#too-few-clients\)$",
         ):
             ask(connection, 21, wait=15.0)
     finally:

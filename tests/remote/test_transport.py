@@ -205,7 +205,7 @@ def test_the_deadline_ends_the_wait_and_the_minimum_decides():
     )
     with pytest.raises(
         TooFewClients,
-        match=r"^2 of 3 clients answered in time; the job's minimum is 3 \(docs: errors#too-few-clients\)$",
+        match=r"^2 of 3 clients answered in time, and 3 are needed \(docs: errors#too-few-clients\)$",
     ):
         ask(responders(), transport=Silent, seconds=0.1, minimum=3)
 

@@ -59,8 +59,9 @@ def two_way_interval(
     clients of a seed share a federated training. Clients and seeds are therefore
     crossed clusters. The variance of the mean is the variance of the clients' means
     over seeds, plus the variance of the seeds' means over clients, minus the variance
-    of the residual, which both contain. Each component has as many degrees of freedom
-    as it has clusters, minus one (see `student_interval`).
+    of the residual, which both contain; it is at least the variance of the residual.
+    Components of clients and seeds have as many degrees of freedom as there are
+    clusters, minus one (see `student_interval`).
 
     A bootstrap that resamples clients with all their seeds, and seeds with all their
     clients, has the same limit for infinitely many draws, apart from its bias, which is
@@ -188,6 +189,10 @@ def _variance_components(
     from the other one would leave a difference of two uncertain numbers. Where a client
     was not measured in a seed, the residual is unknown and nothing is subtracted.
 
+    The mean is never more certain than its residual allows: where few clients and seeds
+    agree by chance and both components are small, what is missing up to the residual's
+    variance is a third component.
+
     Args:
         client_variance: the variance of the mean over clients, including the residual.
         df: degrees of freedom of `client_variance`.
@@ -201,16 +206,21 @@ def _variance_components(
     if seeds < MIN_SEEDS:
         return [(client_variance, df)]
     seed_variance = float(seed_means.var(ddof=1)) / seeds
-    residual_variance = 0.0
-    if clients > 1 and not np.isnan(values).any():
-        client_means = values.mean(axis=0)
-        seed_means = values.mean(axis=1, keepdims=True)
-        residual = values - client_means - seed_means + values.mean()
-        residual_degrees = (seeds - 1) * (clients - 1)
-        squares = float(np.square(residual).sum())
-        residual_variance = squares / residual_degrees / values.size
+    if clients == 1 or np.isnan(values).any():
+        return [(client_variance, df), (seed_variance, seeds - 1)]
+    client_means = values.mean(axis=0)
+    seed_means = values.mean(axis=1, keepdims=True)
+    residual = values - client_means - seed_means + values.mean()
+    residual_df = (seeds - 1) * (clients - 1)
+    squares = float(np.square(residual).sum())
+    residual_variance = squares / residual_df / values.size
     if df >= seeds - 1:
         client_variance = max(client_variance - residual_variance, 0.0)
     else:
         seed_variance = max(seed_variance - residual_variance, 0.0)
-    return [(client_variance, df), (seed_variance, seeds - 1)]
+    missing = max(residual_variance - client_variance - seed_variance, 0.0)
+    return [
+        (client_variance, df),
+        (seed_variance, seeds - 1),
+        (missing, residual_df),
+    ]

@@ -248,8 +248,8 @@ def send_and_receive(
         raise Diverged(first, requests[first].round)
     if len(accepted) < minimum:
         raise TooFewClients(
-            f"{len(accepted)} of {len(requests)} clients answered in time; the"
-            f" job's minimum is {minimum}{see('errors#too-few-clients')}"
+            f"{len(accepted)} of {len(requests)} clients answered in time, and"
+            f" {minimum} are needed{see('errors#too-few-clients')}"
         )
     replies = {client: accepted[client] for client in requests if client in accepted}
     return ExchangeResult(replies, pending.refused, missing)

@@ -12,6 +12,7 @@ import numpy as np
 import polars as pl
 import pytest
 
+from fedtailor.cli.main import main
 from fedtailor.protocol import Diverged
 from fedtailor.remote.job import read_job
 from fedtailor.remote.messages import decode_reply, decode_request
@@ -168,6 +169,16 @@ def test_the_coordinator_does_not_wait_and_counts_each_answer_once(tmp_path):
             of_client["round"] - 1 - of_client["age"],
         )
         assert (starts.to_numpy()[1:] > taken.to_numpy()[:-1]).all()
+
+
+def test_a_card_counts_the_rounds_whose_answers_were_a_clients(tmp_path, capsys):
+    clients = late_clients(tmp_path / "wards", 6, method="fedavg")
+    train(clients)
+    run = clients.directory / "run"
+    for name in NAMES:
+        assert main(["card", str(run), "--client", name]) == 0
+        counted = len(record_of(clients).filter(client=name))
+        assert f"It reported in {counted} of 6 rounds" in capsys.readouterr().out
 
 
 def test_clients_at_work_are_measured_after_the_training(tmp_path):
@@ -343,6 +354,22 @@ def test_what_late_clients_exclude_is_told_with_its_line(settings, message, tmp_
     with pytest.raises(ValueError, match=message) as refused:
         Clients(tmp_path / "wards", method=settings.get("method", "fedavg"), rest=rest)
     assert "\n" not in str(refused.value)
+
+
+def test_a_record_that_does_not_fit_the_job_is_told(tmp_path):
+    clients = late_clients(tmp_path / "wards", 3, method="fedavg")
+    with pytest.raises(ValueError, match=r"has no answers.parquet; name the directory"):
+        replayed(clients, 3)
+    train(clients)
+    with pytest.raises(
+        ValueError, match="the answers of 3 rounds, and the job asks for 4"
+    ):
+        replayed(clients, 4)
+    with pytest.raises(ValueError, match="no client has that name"):
+        replayed(clients, 3, NAMES[:2])
+    waits = Clients(tmp_path / "waits", 3, method="fedavg")
+    with pytest.raises(ValueError, match="a server that does not wait: set late"):
+        waits.simulated(NAMES, 3, replay=clients.directory / "run")
 
 
 def test_more_answers_than_clients_are_refused(tmp_path):

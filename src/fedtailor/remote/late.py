@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtailor._documentation import see
-from fedtailor.protocol import Clients, Diverged
+from fedtailor.protocol import Diverged
 from fedtailor.remote.messages import ArraySpec, Reply, Request, largest_reply
 from fedtailor.remote.transport import (
     PendingExchange,
@@ -130,7 +130,7 @@ class FirstCome:
         check_buffer(late, len(clients))
         self._late, self._participation, self._seed = late, participation, seed
         self._executor, self._ask, self._round, self._stop = executor, ask, round, stop
-        self._clients: Clients = clients
+        self._clients = clients
         self._row = {name: row for row, name in enumerate(clients.names)}
         self._places = participation.reporters(len(clients))
         # The step after which each client [m] began whose answer is still to come, or to
@@ -181,7 +181,7 @@ class FirstCome:
         A client whose answer waits for the step is not asked again before it, nor is one
         that has refused.
         """
-        requests, m = self._executor.late, len(self._clients)
+        requests = self._executor.late
         if self._to_ask_again:
             self._to_ask_again = False
             for began in np.unique(self._began[self._began >= 0]):
@@ -200,7 +200,6 @@ class FirstCome:
         if len(chosen):
             self._began[chosen] = self._round()
             self._ask(chosen, self._round())
-        assert len(self._began) == m
 
     def _end_attempt(self) -> None:
         """End a step that cannot be taken."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fedtailor.executors import DeviceExecutor, Settings
 from fedtailor.federation import Federation
-from fedtailor.protocol import drive
+from fedtailor.protocol import drive, require
 from fedtailor.remote.job import Job
 from fedtailor.remote.plan import plan_of
 from fedtailor.remote.statistics import Statistics
@@ -39,7 +39,7 @@ def simulate_job(
             clients are late.
 
     Raises:
-        ValueError: as `fedtailor.run`.
+        ValueError: as `fedtailor.run`; or `replay` does not fit the job.
     """
     # The settings of a client's executor.
     settings = Settings(devices=1, canonical=True)
@@ -53,7 +53,17 @@ def simulate_job(
     )
     record = None
     if replay is not None:
+        require(
+            (replay / ANSWERS).is_file(),
+            f"{replay} has no {ANSWERS}; name the directory of a finished run of machines"
+            " whose job has late",
+        )
         record = read_answers(replay / ANSWERS, executor.seen.names)
+        require(
+            job.spec.rounds <= record.steps,
+            f"{replay} has the answers of {record.steps} rounds, and the job asks for"
+            f" {job.spec.rounds}; ask for no more",
+        )
 
     def create(spec: RunSpec, executor: DeviceExecutor) -> Training[DeviceExecutor]:
         training = create_training(spec, executor)

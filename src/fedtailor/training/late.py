@@ -307,6 +307,11 @@ class AnswerRecord:
         self.client += clients.tolist()
         self.age += ages.tolist()
 
+    @property
+    def steps(self) -> int:
+        """The number of steps."""
+        return max(self.step, default=-1) + 1
+
     def snapshot(self) -> dict[str, Any]:
         """Arrays, from which `of` makes the same record."""
         columns = {"step": self.step, "client": self.client, "age": self.age}
@@ -332,7 +337,7 @@ class Replay:
         )
         self._steps: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
         began = []
-        for number in range(int(step.max(initial=-1)) + 1):
+        for number in range(record.steps):
             rows = step == number
             self._steps.append((client[rows], age[rows]))
             began.append(int((number - age[rows]).min(initial=number)))

@@ -69,10 +69,11 @@ def linen():
 
 
 def torch():
-    from torch import nn
+    from torch import nn, zeros
 
     return from_torch(
-        lambda: nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3))
+        lambda: nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3)),
+        zeros(1, 5),
     )
 '''
 

@@ -23,6 +23,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtailor._tensors import is_float
 from fedtailor.accounting import Ledger, LedgerPhase
 from fedtailor.aggregation.secure_sums import hidden_update
 from fedtailor.aggregation.sum_shares import SumHistory
@@ -38,6 +39,7 @@ from fedtailor.protocol import (
     Clients,
     ClientTask,
     Cohort,
+    Diverged,
     Downlink,
     Exchange,
     Exchanges,
@@ -45,6 +47,7 @@ from fedtailor.protocol import (
     HiddenRows,
     Pipeline,
     Population,
+    Update,
     announce,
     decode,
     drive,
@@ -501,7 +504,12 @@ class Rounds(Generic[ExecutorT]):
             newest = self.algorithm.broadcast(self.server, cohort)
             update = by_age(self.late, update, cohort.age, exchange.downlink, newest)
         decoded = replace(answers, update=update)
-        server = self.algorithm.server(self.server, downlink, decoded, cohort)
+        try:
+            server = self.algorithm.server(self.server, downlink, decoded, cohort)
+        except Exception:
+            # The cause may be a NaN that a transform has made of a finite answer.
+            _require_finite_update(update, cohort)
+            raise
         return server, uplink_state
 
     def _aggregate_without_reporters(self) -> None:
@@ -718,3 +726,19 @@ class Rounds(Generic[ExecutorT]):
             forwards=forwards,
             extra_bytes=answers.extra_bytes(),
         )
+
+
+def _require_finite_update(update: Update, cohort: Cohort) -> None:
+    """Require that what clients sent is finite, after all transforms.
+
+    Raises:
+        Diverged: a client's message is NaN or infinite; it names the first such client.
+    """
+    for rows in update.values():
+        if isinstance(rows, HiddenRows) or not is_float(rows):
+            continue
+        sent = rows.host().reshape(len(cohort), -1)
+        wrong = cohort.reporting & ~np.isfinite(sent).all(axis=1)
+        if wrong.any():
+            name = cohort.clients.names[cohort.rows[np.argmax(wrong)]]
+            raise Diverged(name, cohort.round)

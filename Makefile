@@ -42,7 +42,8 @@ test-all: $(VENV)/.installed-test
 coverage: $(VENV)/.installed-test
 	$(BIN)/pytest $(PARALLEL) --cov
 
-# The oldest versions of the dependencies that pyproject.toml allows, in an environment of their own.
+# The oldest versions of the dependencies that pyproject.toml allows, in an environment of their own. These folders of
+# tests read and write with the dependencies the most. They take about seven minutes of processor time; CI runs them.
 LOWEST := .cache/lowest
 
 lowest: $(VENV)/.installed-test

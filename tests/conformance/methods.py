@@ -4,6 +4,7 @@ prints it.
 
 import re
 
+import fedtailor.algorithms  # noqa: F401 (fills the registry)
 from fedtailor.cli.commands.algorithms import GROUPS, fact_of, group
 from fedtailor.protocol import Algorithm
 
@@ -15,7 +16,7 @@ def methods_table() -> str:
     lines = []
     for heading in GROUPS["travels"]:
         lines += [
-            f"### {heading.capitalize()}",
+            f"### A client receives: {heading}",
             "",
             f"| method | source | {' | '.join(COLUMNS)} |",
             "|---" * 8 + "|",
@@ -25,7 +26,7 @@ def methods_table() -> str:
                 source = re.match(r".*?\b\d{4}\b", kind.about.paper)
                 cells = (
                     name,
-                    source[0] if source else "",
+                    source[0] if source else "-",
                     *(fact_of(kind.about, column) for column in COLUMNS),
                 )
                 lines.append(f"| {' | '.join(cell or 'not used' for cell in cells)} |")

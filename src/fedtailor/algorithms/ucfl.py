@@ -105,13 +105,13 @@ class UCFL(Algorithm):
     In the papers the probe is made once, at the initial model (`warm=0`), where
     gradients may say little about who resembles whom. By default it is made after 0, 1,
     2, 5, 10 and 20 rounds of FedAvg. Groups of clients are clear if their silhouette is
-    0.5 or more. The probe with the largest silhouette counts, or a later one that finds
-    the same clear groups. Asking ends when clear groups have stood one more probe, which
-    finds the same or none clearer; after 20 rounds it ends in any case. Until then all
+    0.5 or more. UCFL uses the probe with the largest silhouette, or a later one that
+    finds the same clear groups. Asking ends when one more probe finds the same clear
+    groups, or none that are clearer, and after 20 rounds in any case. Until then all
     clients train FedAvg's model, and are served mixes of the models that they sent last,
-    with the weights of the probe that counts. Clients answer with sketches of 1,024
-    numbers, whose distances are those of the gradients to about 4 % (see `warm_up`). If
-    no overall test finds the gradients to differ at all, there is a single stream, and
+    with the weights of the probe that is used so far. Clients answer with sketches of
+    1,024 numbers, whose distances are those of the gradients to about 4 %. If no test of
+    all clients together finds the gradients to differ, there is a single stream, and
     training goes on as FedAvg. If they differ without clear groups, `streams="auto"`
     gives each client a stream of its own.
 

@@ -328,6 +328,15 @@ def test_links_to_files_lead_somewhere(page):
     assert missing == []
 
 
+@pytest.mark.parametrize("page", PAGES)
+def test_no_line_of_a_formula_becomes_a_list(page):
+    """Markdown takes a line that begins with "+ " or "1) " for one; lists here have
+    "*", "-" and "1.".
+    """
+    prose = re.sub(r"^ *```.*?^ *```", "", PAGES[page].read_text(), flags=re.S | re.M)
+    assert re.findall(r"^ *(?:\+|\d+\)) .*", prose, re.MULTILINE) == []
+
+
 def test_of_every_method_it_is_said_what_a_coordinator_sees():
     table = re.search(
         r"^\| method \| from each client.*?\n\n",

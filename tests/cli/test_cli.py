@@ -52,6 +52,8 @@ NAMES = {
         "feddpa",
         "flexlora",
         "fedproto",
+        "fedgh",
+        "fedtgp",
     ),
     *(
         "mr-mtl",

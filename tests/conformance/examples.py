@@ -70,6 +70,8 @@ EXAMPLES: dict[str, Algorithm] = {
     "pfedhn": ft.PFedHN(sgd=TRAINED, hidden_size=8, newcomer_steps=3),
     "fedadagrad": ft.FedAdagrad(sgd=TRAINED),
     "fedproto": ft.FedProto(sgd=TRAINED),
+    "fedgh": ft.FedGH(sgd=TRAINED, server_lr=0.1),
+    "fedtgp": ft.FedTGP(sgd=TRAINED, server_lr=0.1, server_epochs=5),
 }
 
 FOR_ONE: dict[str, Algorithm] = {
@@ -241,6 +243,13 @@ OPT_OUTS: dict[tuple[str, str], str] = {
         "loss scale",
         "fedproto",
     ): "the pull to prototypes does not scale with the loss (unless lam does)",
+    ("enrolment", "fedtgp"): "as fedproto",
+    ("loss scale", "fedtgp"): "as fedproto",
+    ("enrolment", "fedgh"): "as fedper",
+    (
+        "loss scale",
+        "fedgh",
+    ): "the rate of the server's steps does not scale with the loss",
     ("enrolment", "knn-per"): "as for identical clients",
     (
         "enrolment",
@@ -280,10 +289,12 @@ OWN_STEPS = {
     "fedala",
     "feddbe",
     "fedem",
+    "fedgh",
     "fedrod",
     "knn-per",
     "mapper",
     "fedproto",
+    "fedtgp",
     "moon",
     "pacfl",
     "pfedme",
@@ -337,6 +348,8 @@ TRAFFIC: dict[str, tuple[float, ...]] = {
     "pfedhn": (4, 1, 1, 0, 0),
     "fedadagrad": (1, 1, 1, 0, 0),
     "fedproto": (0, 0, 0, 0, 0),
+    "fedgh": (1, 1, 0, 0, 0),
+    "fedtgp": (0, 0, 0, 0, 0),
 }
 """In a round with two groups, streams or models: (streams down, models a client
 receives, models it sends, scalars it receives, scalars it sends)."""

@@ -22,12 +22,14 @@ from fedtailor.algorithms.feddpa import FedDPA
 from fedtailor.algorithms.feddyn import FedDyn
 from fedtailor.algorithms.fedem import FedEM
 from fedtailor.algorithms.fedfomo import FedFomo
+from fedtailor.algorithms.fedgh import FedGH
 from fedtailor.algorithms.fedopt import FedAdagrad, FedAdam, FedYogi
 from fedtailor.algorithms.fedper import FedPer
 from fedtailor.algorithms.fedproto import FedProto
 from fedtailor.algorithms.fedprox import FedProx
 from fedtailor.algorithms.fedrep import FedRep
 from fedtailor.algorithms.fedrod import FedRoD
+from fedtailor.algorithms.fedtgp import FedTGP
 from fedtailor.algorithms.finetune import FineTune
 from fedtailor.algorithms.flexlora import FlexLoRA
 from fedtailor.algorithms.hypcluster import HypCluster
@@ -80,11 +82,13 @@ __all__ = [
     "FedDyn",
     "FedEM",
     "FedFomo",
+    "FedGH",
     "FedPer",
     "FedProto",
     "FedProx",
     "FedRep",
     "FedRoD",
+    "FedTGP",
     "FedYogi",
     "FineTune",
     "FlexLoRA",

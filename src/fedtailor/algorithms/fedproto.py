@@ -8,7 +8,8 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from fedtailor.aggregation import reporter_weights, weighted_sums
-from fedtailor.algorithms.helpers.own_steps import loop_over_batches, mean_over
+from fedtailor.algorithms.helpers.class_means import IS_SEEN, class_sums
+from fedtailor.algorithms.helpers.own_steps import mean_over
 from fedtailor.algorithms.helpers.personal_model import PersonalModelAlgorithm
 from fedtailor.algorithms.helpers.shared_part import model_parts_of
 from fedtailor.protocol import (
@@ -97,8 +98,8 @@ class FedProto(PersonalModelAlgorithm):
         require(self.lam >= 0, f"lam is {self.lam}; it must be 0 or more")
         require(
             self.sgd.dp_noise is None,
-            "fedproto sends sums of features, which private steps do not cover; leave out"
-            " dp_noise",
+            f"{self.about.name} sends sums of features, which private steps do not cover;"
+            " leave out dp_noise",
         )
 
     # on the server
@@ -109,8 +110,8 @@ class FedProto(PersonalModelAlgorithm):
         _ = model.feature_shape  # a model without a head is refused here
         require(
             model.classification,
-            "fedproto's prototypes are means of classes, and this model has none; choose"
-            " another method",
+            f"{self.about.name}'s prototypes are means of classes, and this model has none;"
+            " choose another method",
         )
 
     def init_server(self, init: Init, population: Population) -> FedProtoState:
@@ -138,9 +139,8 @@ class FedProto(PersonalModelAlgorithm):
         sums = weighted_sums(answers["prototypes"], weights)
         sums = sums.reshape(server.prototypes.shape)
         features, counts = sums[:, :-1], sums[:, -1:]
-        # A class that no reporter has keeps its prototype. Sums of fixed-point numbers
-        # may leave a little of nothing.
-        is_seen = counts > 1e-6
+        # A class that no reporter has keeps its prototype.
+        is_seen = counts > IS_SEEN
         means = features / jnp.where(is_seen, counts, 1)
         new = jnp.concatenate([means, jnp.ones_like(counts)], axis=1)
         prototypes = jnp.where(is_seen, new, server.prototypes)
@@ -167,7 +167,7 @@ class FedProto(PersonalModelAlgorithm):
     ) -> tuple[ClientState, ClientUpdate]:
         prototypes = inbox.only("prototypes")
         w = self._train(state["model"], prototypes, local)
-        sums = self._sums(w, prototypes, local)
+        sums = class_sums(w, len(prototypes), self.sgd.batch_size, local)
         return {"model": w}, {"prototypes": sums.reshape(-1)}
 
     def _train(
@@ -204,28 +204,6 @@ class FedProto(PersonalModelAlgorithm):
             return jax.grad(loss)(params)
 
         return gradient
-
-    def _sums(
-        self,
-        w: Float[Array, " d"],
-        prototypes: Float[Array, "classes _"],
-        local: LocalTrainer,
-    ) -> Float[Array, "classes _"]:
-        """Sums of features by class, and numbers of examples, divided by n_i."""
-        params = local.params(w)
-        classes = jnp.arange(len(prototypes))
-
-        def add(total: Array, batch: Batch, step: Int[Array, ""]) -> Array:
-            local.count_work(forwards=1)
-            z = local.features(params, batch.x, training=False)
-            z = z.reshape(len(z), -1)
-            ones = jnp.ones((len(z), 1), z.dtype)
-            is_class = (batch.y == classes[:, None]) * batch.weight
-            return total + is_class.astype(z.dtype) @ jnp.concatenate([z, ones], axis=1)
-
-        one_pass = SGD(batch_size=self.sgd.batch_size)
-        total = loop_over_batches(local, jnp.zeros_like(prototypes), add, one_pass)
-        return total / jnp.maximum(local.size, 1)
 
     def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> ClientState:
         rounds = inbox.scalars["rounds"]

@@ -3,7 +3,9 @@
 from typing import ClassVar
 
 from fedtailor.algorithms.fedper import FedPer
-from fedtailor.protocol import About, InCommon, hyperparameters
+from fedtailor.algorithms.helpers.shared_part import model_parts_of
+from fedtailor.models.dense_head import require_equal_heads
+from fedtailor.protocol import About, InCommon, Population, hyperparameters
 
 
 @hyperparameters
@@ -48,6 +50,12 @@ class LGFedAvg(FedPer):
         # The head of every network with as many features is one vector of one size; other
         # parts are not.
         return self.about.in_common if self.part == "head" else "the network"
+
+    def check(self, population: Population) -> None:
+        super().check(population)
+        if self.part == "head":
+            model = model_parts_of(population, self.about.name)
+            require_equal_heads(model, self.about.name)
 
     def own_part(self, parts: tuple[str, ...]) -> str:
         # The client sends the part that stays on the client in FedPer.

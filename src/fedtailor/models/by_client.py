@@ -83,7 +83,8 @@ def by_client(
     """Different networks for different clients.
 
     It is for methods whose clients need no network in common: `Local`, and `FedProto`,
-    whose networks need as many features (inputs of the last layer). All others refuse it.
+    `FedTGP`, `FedGH` and `LGFedAvg`, whose networks need as many features (inputs of the
+    last layer). All others refuse it.
 
     A client's vector has the parameters of all networks, of which it trains its own, so
     that k networks take about k times the memory of one.

@@ -50,8 +50,8 @@ that took as long is followed by the next at once.
 T = TypeVar("T")
 
 _END = (
-    "the training is over, and its coordinator has ended; Ctrl-C ends this client, which"
-    " else takes part if it is served again"
+    "the training is over, and its coordinator has ended; stop this client with Ctrl-C, or"
+    " let it run: it takes part if the job is served again"
 )
 
 

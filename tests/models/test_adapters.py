@@ -309,3 +309,43 @@ def test_functions():
 def test_refusals(build, message):
     with pytest.raises(ValueError, match=message):
         build()
+
+
+class Attends(eqx.Module):
+    """Attention with dropout, to which no key is passed."""
+
+    attention: eqx.nn.MultiheadAttention
+    head: eqx.nn.Linear
+
+    def __init__(self, *, key):
+        self.attention = eqx.nn.MultiheadAttention(2, 4, dropout_p=0.1, key=key)
+        self.head = eqx.nn.Linear(4, 3, key=key)
+
+    def __call__(self, x, *, key=None):
+        return self.head(self.attention(x, x, x).mean(0))
+
+
+class PassesKey(Attends):
+    def __call__(self, x, *, key=None):
+        return self.head(self.attention(x, x, x, key=key).mean(0))
+
+
+class TakesNoKey(Attends):
+    def __call__(self, x):
+        return self.head(self.attention(x, x, x).mean(0))
+
+
+def test_dropout_that_gets_no_key_is_told_in_one_line():
+    x = jnp.ones((2, 5, 4))
+    model = models.from_equinox(PassesKey).bind((5, 4), 3)
+    assert model.logits(model.params(model.init(KEY)), x, KEY).shape == (2, 3)
+    model = models.from_equinox(Attends).bind((5, 4), 3)
+    with pytest.raises(
+        ValueError, match="has dropout, and does not pass its key"
+    ) as no:
+        model.logits(model.params(model.init(KEY)), x, KEY)
+    assert "\n" not in str(no.value)
+    for make in (TakesNoKey, lambda key: eqx.nn.MultiheadAttention(2, 4, key=key)):
+        with pytest.raises(ValueError, match="to be called on one example") as no:
+            models.from_equinox(make).bind((5, 4), 3)
+        assert "\n" not in str(no.value)

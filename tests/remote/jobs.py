@@ -111,9 +111,9 @@ class Clients:
     def personal(self, name):
         return load_models(self.store(name).directory / PERSONAL)[name]
 
-    def simulated(self, names, rounds):
+    def simulated(self, names, rounds, **options):
         clients = federation_from_rows(
             self.job, {name: self.rows[name] for name in names}
         )
         job = replace(self.job, spec=replace(self.job.spec, rounds=rounds))
-        return simulate_job(job, clients)
+        return simulate_job(job, clients, **options)

@@ -4,6 +4,7 @@ their simulations.
 
 import os
 import re
+import signal
 
 import numpy as np
 import polars as pl
@@ -21,6 +22,7 @@ from fedtailor.remote.kit import JOB
 from fedtailor.remote.plan import plan_of
 from fedtailor.storage.diagnostics import read_diagnostics
 from fedtailor.storage.run_directory import LEDGER, METRICS
+from fedtailor.storage.run_files import ANSWERS
 
 require_flower()  # sets Flower's environment before its first import
 pytestmark = [
@@ -107,6 +109,66 @@ def test_processes_give_the_models_of_the_simulation(name, tmp_path):
         )
     )
     assert dict(zip(frame["client"], frame["value"], strict=True)) == expected
+
+
+def add_to_job(directory, text, rounds):
+    """More settings of training, in the job of the coordinator and of all clients."""
+    for path in (directory, *(directory / "kits").iterdir()):
+        job = (path / JOB).read_text()
+        job = re.sub("rounds = .*", f"rounds = {rounds}", job)
+        (path / JOB).write_text(job.replace("deadline = ", f"{text}\ndeadline = "))
+
+
+def test_processes_with_a_buffer_of_all_are_a_server_that_waits(tmp_path):
+    directory = tmp_path / "digits"
+    files = demo.prepare(directory, METHODS["fedavg"])
+    waits = demo.simulate_demo(directory, files)
+    add_to_job(directory, f"late = {{ buffer = {len(demo.NAMES)} }}", demo.ROUNDS)
+    demo.deploy(directory, files, killed=None)
+    assert_same_models(directory, waits, exact=True)
+    answers = pl.read_parquet(directory / "run" / ANSWERS)
+    assert set(answers["age"]) == {0}
+
+
+def test_processes_that_are_late_give_the_models_of_a_simulation_in_their_order(
+    tmp_path,
+):
+    """One client is halted now and then, one is killed at work and comes back, and so
+    does the coordinator.
+    """
+    directory = tmp_path / "digits"
+    files = demo.prepare(directory, METHODS["fedavg"])
+    add_to_job(directory, "late = { buffer = 2 }", rounds=30)
+    slow, killed = demo.NAMES[:2]
+    serve = ["serve", str(directory), "--listen", "127.0.0.1"]
+    with (
+        demo.clients_of(directory, files) as clients,
+        (directory / "serve.log").open("ab") as log,
+    ):
+        serving = demo.start(serve, log)
+        try:
+            for done in (2, 6):
+                demo.wait_for_round(directory, done, serving)
+                clients[slow].send_signal(signal.SIGSTOP)
+                # The others go on without it.
+                demo.wait_for_round(directory, done + 2, serving)
+                clients[slow].send_signal(signal.SIGCONT)
+            clients[killed].kill()
+            clients[killed].wait()
+            serving.kill()
+            serving.wait()
+            clients[killed] = demo.start_client(directory, killed, files)
+            serving = demo.start([*serve, "--resume"], log)
+            assert serving.wait(3 * demo.WAIT_S) == 0
+        finally:
+            clients[slow].send_signal(signal.SIGCONT)
+            demo.stop(serving)
+    answers = pl.read_parquet(directory / "run" / ANSWERS)
+    assert len(answers) == 30 * 2 and answers["age"].max() >= 2
+    began = answers.select("client", pl.col("round") - pl.col("age"))
+    assert not began.is_duplicated().any()
+    replayed = demo.simulate_demo(directory, files, replay=directory / "run")
+    assert_same_models(directory, replayed, exact=True)
 
 
 def test_a_machine_that_is_away_when_the_server_asks_is_asked_with_a_later_probe(

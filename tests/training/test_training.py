@@ -19,10 +19,11 @@ from conformance.problems import (
     softmax_model,
     train,
 )
-from fedtailor.algorithms import IFCA, UCFL, Ditto, FedAvg, FineTune, Local
+from fedtailor.algorithms import IFCA, UCFL, Ditto, FedAMP, FedAvg, FineTune, Local
 from fedtailor.executors.map_clients import balanced_order
 from fedtailor.federation import Ragged
 from fedtailor.models import mlp
+from fedtailor.pipelines import Lies
 from fedtailor.protocol import SGD, Diverged, hyperparameters
 from fedtailor.runs import run, simulate
 from fedtailor.training import Participation
@@ -344,3 +345,16 @@ def test_more_clusters_than_clients_are_refused():
 def test_seeds_that_would_give_the_random_numbers_of_another_are_refused(seed):
     with pytest.raises(ValueError, match=r"^seed is .*; it must be"):
         simulate(FedAvg(), classification(clients=2), softmax_model(), seed=seed)
+
+
+@pytest.mark.parametrize("algorithm", [FedAMP(), FedAvg()])
+def test_an_answer_that_a_transform_makes_nan_ends_in_the_line_of_training(algorithm):
+    with pytest.raises(Diverged, match="gave NaN or infinity") as diverged:
+        run(
+            algorithm,
+            classification(),
+            softmax_model("float32"),
+            2,
+            uplink=(Lies("nan", share=0.4),),
+        )
+    assert "\n" not in str(diverged.value)

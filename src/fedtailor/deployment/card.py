@@ -23,6 +23,7 @@ from fedtailor.report.coverage import COVERAGE, coverages, source_text
 from fedtailor.report.units import unit_of
 from fedtailor.storage import Damaged
 from fedtailor.storage.final_models import RECORD, RUNS, read_final
+from fedtailor.storage.run_files import ANSWERS, read_answers
 from fedtailor.survival import comparisons
 from fedtailor.tables import Preprocessing
 from fedtailor.tables.encoding import ColumnEncoding
@@ -484,6 +485,10 @@ def _report_rounds(run: OpenedRun, client: str, rounds: int) -> list[int]:
         original_index=order,
     )
     row = clients.names.index(client)
+    if (run.path / ANSWERS).exists():
+        record = read_answers(run.path / ANSWERS, clients.names)
+        taken = zip(record.step, record.client, strict=True)
+        return [number for number, row in taken if clients.names[row] == client]
     spec = run.spec
     if spec.late is not None:
         arrivals = Arrivals(spec.late, spec.participation, clients, spec.seed)

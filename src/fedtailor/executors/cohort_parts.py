@@ -44,9 +44,7 @@ def select_clients(exchange: Exchange, positions: NDArray[np.int64]) -> Exchange
 
     return replace(
         exchange,
-        cohort=replace(
-            cohort, rows=cohort.rows[positions], reporting=cohort.reporting[positions]
-        ),
+        cohort=cohort.subset(positions),
         downlink=replace(
             downlink,
             streams={

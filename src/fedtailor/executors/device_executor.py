@@ -225,7 +225,11 @@ class DeviceExecutor:
         table_rows = cohort.rows[order]
         clients = cohort.clients.original_index[table_rows]
         draw_seed = cohort.seed if cohort.draw_seed is None else cohort.draw_seed
-        round_keys = client_keys(draw_seed, cohort.round, cohort.ids[order])
+        round_keys = np.empty((len(order), 2), np.uint32)
+        for began in np.unique(cohort.began):
+            together = cohort.began[order] == began
+            ids = cohort.ids[order][together]
+            round_keys[together] = client_keys(draw_seed, int(began), ids)
         reporting = cohort.reporting & np.asarray(exchange.downlink.reply, bool)
         row_count = self._row_count(exchange)
         return ExchangeRequest(

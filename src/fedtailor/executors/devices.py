@@ -278,9 +278,9 @@ class Devices:
                 sent.recipients >= 0, sent.recipients + offset[kind], NOT_SENT
             )
             stream_index[kind] = streams[request.order]
-        round = request.exchange.cohort.round
+        began = request.exchange.cohort.began[request.order]
         packed = PackedInputs.pack(
-            request.row_count, addresses, round, request.reporting, stream_index
+            request.row_count, addresses, began, request.reporting, stream_index
         )
         scalars = {
             name: self._scalar(value, request)

@@ -40,7 +40,7 @@ class PackedInputs:
     def pack(
         row_count: int,
         addresses: Sequence[NDArray],
-        round: int,
+        rounds: NDArray[np.int64],
         reply: NDArray[np.bool_],
         stream_index: dict[str, NDArray],
     ) -> "PackedInputs":
@@ -49,7 +49,7 @@ class PackedInputs:
         Args:
             row_count: the number of rows of the result.
             addresses: the fields of the cohort's `ClientAddress`.
-            round: the round (0-based).
+            rounds: [c] the round in which each client began (0-based).
             reply: [c] which clients are to answer.
             stream_index: kind -> [c, k] the indices of the streams that each client
                 receives, or `NOT_SENT`.
@@ -66,7 +66,7 @@ class PackedInputs:
         numbers[count:, FIRST_STREAM:] = NOT_SENT
         columns = [
             *(part.view(np.int32) for part in addresses),
-            np.full((count, 1), round),
+            rounds[:, None],
             reply[:, None],
             *stream_index.values(),
         ]

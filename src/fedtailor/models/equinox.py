@@ -1,5 +1,6 @@
 """Equinox modules as models."""
 
+import inspect
 from collections.abc import Callable, Hashable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -42,9 +43,31 @@ class EquinoxModule(Architecture):
             raise ValueError(
                 f"the Equinox module keeps state other than BatchNorm's: {NO_STATE}"
             )
-        return map_nodes(
+        network = map_nodes(
             module, eqx.nn.BatchNorm, lambda path, norm: WeightedBatchNorm(norm)
         )
+        self._check_call(network)
+        return network
+
+    def _check_call(self, network: Network) -> None:
+        """Require that a module can be called as it will be.
+
+        Raises:
+            ValueError: it takes other arguments.
+        """
+        state = [None] if paths_of(network, eqx.nn.StateIndex) else []
+        key = {"key": None} if self.is_stochastic(network) else {}
+        try:
+            inspect.signature(network).bind(None, *state, **key)
+        except TypeError as error:
+            needed = "x, state" if state else "x"
+            if key:
+                needed += ", *, key=None"
+            raise ValueError(
+                f"{type(network).__name__} is to be called on one example as"
+                f" __call__(self, {needed}), and takes other arguments ({error}): wrap it"
+                " in a module that is called so"
+            ) from None
 
     def apply(
         self, network: Network, x: Shaped[Array, "b ..."], key: Array | None
@@ -244,10 +267,19 @@ def _call(network: Network, example: Array, **options: Any) -> Array:
     """The module's output for one example. A module with state is called with its initial
     state.
     """
-    if not paths_of(network, eqx.nn.StateIndex):
-        return network(example, **options)
-    output, _ = network(example, eqx.nn.State(network), **options)
-    return output
+    state = ()
+    if paths_of(network, eqx.nn.StateIndex):
+        state = (eqx.nn.State(network),)
+    try:
+        output = network(example, *state, **options)
+    except RuntimeError as error:
+        if "requires a key" not in str(error):
+            raise
+        raise ValueError(
+            f"{type(network).__name__} has dropout, and does not pass its key on: call each"
+            " layer that draws with key=..., of jax.random.split(key)"
+        ) from None
+    return output[0] if state else output
 
 
 def _with_new_init(index: eqx.nn.StateIndex, state: eqx.nn.State) -> eqx.nn.StateIndex:
@@ -328,7 +360,7 @@ def from_equinox(make: Callable[..., Any], *args: Any, **kwargs: Any) -> Equinox
 
     Raises:
         ValueError: an argument cannot be hashed, or (when bound) the module keeps state
-            other than BatchNorm's.
+            other than BatchNorm's or takes other arguments.
 
     Example:
         >>> import equinox as eqx

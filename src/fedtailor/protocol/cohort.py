@@ -107,6 +107,8 @@ class Cohort:
         examples: as in `Population`.
         capacity: the number of clients, c or more, for which programs are compiled if the
             size of cohorts varies, so that a few programs serve all sizes; else 0.
+        age: [c] how many rounds ago each client received what it answers, where clients
+            may be late; None = all answer to this round's message.
     """
 
     clients: Clients
@@ -119,13 +121,25 @@ class Cohort:
     probes: "Answers | None" = None
     examples: Examples | None = field(default=None, repr=False)
     capacity: int = 0
+    age: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def subset(self, clients: NDArray[Any]) -> "Cohort":
         """Some clients of the cohort, by a mask [c] or by ascending indices."""
-        return replace(self, rows=self.rows[clients], reporting=self.reporting[clients])
+        return replace(
+            self,
+            rows=self.rows[clients],
+            reporting=self.reporting[clients],
+            age=None if self.age is None else self.age[clients],
+        )
+
+    @property
+    def began(self) -> NDArray[np.int64]:
+        """[c] the round in which each client began, whose random numbers it draws."""
+        age = np.zeros(len(self), np.int64) if self.age is None else self.age
+        return self.round - age
 
     @property
     def position(self) -> NDArray[np.int64]:

@@ -188,8 +188,6 @@ class Answers(Mapping[str, ClientRows]):
         wait: waits until everything is computed, and returns `work`.
         extra_bytes: returns the bytes sent down and up in addition to the method's
             messages (keys and shares of secure sums).
-        age: [c] how many rounds ago each client received what it answers, where clients
-            may be late; None = all answer to this round's message.
     """
 
     reporting: Bool[np.ndarray, " c"]
@@ -198,7 +196,6 @@ class Answers(Mapping[str, ClientRows]):
     states: ClientState = None
     wait: Callable[[], tuple[int, int]] = lambda: (0, 0)
     extra_bytes: Callable[[], tuple[int, int]] = lambda: (0, 0)
-    age: NDArray[np.int64] | None = None
 
     def __getitem__(self, kind: str) -> ClientRows:
         return self.update[kind]
@@ -221,7 +218,6 @@ class Answers(Mapping[str, ClientRows]):
             update=update,
             output=None,
             states=None,
-            age=None if self.age is None else self.age[clients],
         )
 
     @property

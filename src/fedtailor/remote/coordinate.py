@@ -25,8 +25,9 @@ from fedtailor.remote.transport import Transport
 from fedtailor.runs import Run
 from fedtailor.runs.run import Store, run_exchanges
 from fedtailor.storage import RunDirectory, interrupts
-from fedtailor.storage.run_files import CLIENTS, METRICS, read_frame
+from fedtailor.storage.run_files import ANSWERS, CLIENTS, METRICS, answers, read_frame
 from fedtailor.training import Callback, RunSpec, Training
+from fedtailor.training.late import check_buffer
 
 FindArrivals = Callable[[Collection[str]], Mapping[str, NDArray[np.int64]]]
 """(names of known clients) -> numbers of rows [3] of others that have come, by name."""
@@ -113,6 +114,8 @@ def coordinate(
     )
     seen = _table(seen_rows, data.names)
     unseen = _table(unseen_rows, data.names)
+    if job.spec.late is not None:
+        check_buffer(job.spec.late, len(seen))
     if plan.sums is not None:
         plan.sums.check_client_count(
             plan.algorithm, job.spec.participation.reporters(len(seen)), len(seen)
@@ -148,7 +151,11 @@ def coordinate(
         exchanges = run_exchanges(
             spec,
             executor,
-            callbacks=(*callbacks, _Newcomers(arrivals, unseen_rows)),
+            callbacks=(
+                *callbacks,
+                _Newcomers(arrivals, unseen_rows),
+                _Answers(store),
+            ),
             # With a checkpoint after every round, clients need to keep few states, and a
             # coordinator that is killed loses at most one round.
             store=Store(directory, resume, checkpoint_every=1, keep_models=False),
@@ -187,6 +194,20 @@ class _Newcomers(Callback):
         names = [*executor.data.names]
         names += [name for name in arrived if name not in names]
         executor.set_unseen(_table(self._rows, names), arrived)
+
+
+class _Answers(Callback):
+    """Writes down whose answers each round took, if clients may be late."""
+
+    def __init__(self, store: RunDirectory) -> None:
+        self._store = store
+
+    def on_end(self, training: Training) -> None:
+        assert isinstance(training, RemoteTraining)
+        record = training.record
+        if record is not None:
+            names = training.executor.seen.names
+            self._store.write_table(ANSWERS, answers(record, names))
 
 
 def _table(rows: Mapping[str, NDArray[np.int64]], names: Sequence[str]) -> Clients:

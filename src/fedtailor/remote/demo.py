@@ -153,13 +153,15 @@ def prepare(
     return files
 
 
-def simulate_demo(directory: Path, files: Mapping[str, Path]) -> Run:
-    """Run the job as a simulation."""
+def simulate_demo(
+    directory: Path, files: Mapping[str, Path], replay: Path | None = None
+) -> Run:
+    """Run the job as a simulation, with late answers as in the run `replay`."""
     job = read_job(directory / JOB)
     clients, statistics = read_all(job, dict(sorted(files.items())))
     sizes = zip(clients.names, client_split_sizes(clients).tolist(), strict=True)
     say(f"{dict(sizes)} train, val, test")
-    return simulate_job(job, clients, statistics)
+    return simulate_job(job, clients, statistics, replay=replay)
 
 
 def deploy(

@@ -33,15 +33,16 @@ from fedtailor.protocol import (
 )
 from fedtailor.remote.data_facts import RemoteData
 from fedtailor.remote.hidden_updates import HiddenUpdates
-from fedtailor.remote.messages import ArraySpec, Request
+from fedtailor.remote.late import LateRequests
+from fedtailor.remote.messages import ArraySpec, Reply, Request
 from fedtailor.remote.plan import Plan
 from fedtailor.remote.secure_sums import SUM
 from fedtailor.remote.sum_server import SumStage
 from fedtailor.remote.transport import (
     POLL_INTERVAL_S,
-    ExchangeResult,
     TooFewClients,
     Transport,
+    poll,
     send_and_receive,
 )
 from fedtailor.remote.update_check import UpdateCheck, check_scores
@@ -117,6 +118,8 @@ class RemoteExecutor:
         examples, machine: None, as the coordinator has neither examples nor clients.
         concurrency: 1.
         clients_keep_models: True.
+        late: the open requests of clients that may be late, and their answers.
+        released: whose requests the last `poll` closed, as the deadline had passed.
     """
 
     examples = None
@@ -169,6 +172,10 @@ class RemoteExecutor:
         self._shapes: dict[Any, Any] = {}
         self._newcomer_shapes: Any = ()  # of the state that `init_unseen` returns
         self._caches = ClientCaches(plan.common_vectors()) if use_caches else None
+        self.late, self.released = LateRequests(transport), list[str]()
+        self._late_digests: dict[str, dict[str, list[bytes]]] = {}
+        self._is_delivering = False
+        self._without_state: set[str] = set()
         self._last_exchange = (-1, -1)  # round, number within the round
         self._compiled: set[tuple[int, str]] = set()  # phase and task, once answered
         if plan.sums is not None:
@@ -234,7 +241,7 @@ class RemoteExecutor:
             return Answers(np.zeros(len(cohort), bool), output=output)
 
         requested = cohort.reporting & np.asarray(exchange.downlink.reply, bool)
-        replies = self._send_requests(exchange, requested, specs).replies
+        replies = self._replies(exchange, requested, specs)
         answers: list[Mapping[str, np.ndarray] | None] = []
         for row in cohort.rows:
             reply = replies.get(cohort.clients.names[row])
@@ -328,6 +335,8 @@ class RemoteExecutor:
         # The whole training uses the probe of the clients that take part in it.
         if is_probe and exchange.algorithm.probe_needs_all:
             return asked
+        if exchange.task == "client" and exchange.cohort.age is not None:
+            return 1  # the number of answers in a round is its buffer
         if is_probe or exchange.task == "client":
             return min(self.rules.minimum, asked)
         return 0
@@ -388,46 +397,136 @@ class RemoteExecutor:
         self._last_exchange = (round, number)
         return number
 
-    def _send_requests(
+    def _replies(
         self,
         exchange: Exchange,
         requested: NDArray[np.bool_],
         specs: Mapping[str, ArraySpec],
-    ) -> ExchangeResult:
+    ) -> Mapping[str, Reply]:
         """Send each client of the cohort its request, and collect the answers.
+
+        The answers of clients that may be late are there already (`ask`).
 
         Args:
             exchange: the exchange.
             requested: [c] whether each client has to send the arrays of `specs`.
             specs: the shapes and types of those arrays.
         """
-        caches = self._caches
-        requests = self._requests(exchange, requested)
-        digests = self._digests(exchange, requests)
-        cached = {}
-        if caches is not None:
-            for name, request in requests.items():
-                cached[name] = caches.drop_cached(request, digests[name])
-
-        def expected(request: Request) -> dict[str, ArraySpec]:
-            return {WORK: WORK_SPEC, **(specs if request.reply else {})}
-
+        cohort = exchange.cohort
+        if exchange.task == "client" and cohort.age is not None:
+            return self.late.take([cohort.clients.names[row] for row in cohort.rows])
+        number = self._next_number(cohort.round)
+        requests, digests, cached = self._new_requests(exchange, requested, number)
+        for name in self._not_waited_for(exchange):
+            requests.pop(name, None)
+            cached.pop(name, None)
         result = send_and_receive(
             self._transport,
             requests,
-            expected,
+            partial(_expected, specs),
             cached=cached,
             minimum=self._minimum(exchange),
             log=self._log,
             poll_interval=self.rules.poll_interval,
         )
-        if result.replies:
-            self._compiled.add((self._phase, exchange.task))
-        if caches is not None:
-            # A client that did not answer may not have received its vectors.
-            for name in result.replies:
-                caches.record(name, digests[name])
-        return result
+        self._record_received(
+            exchange.task, {name: digests[name] for name in result.replies}
+        )
+        return result.replies
+
+    def _new_requests(
+        self, exchange: Exchange, requested: NDArray[np.bool_], number: int
+    ) -> tuple[
+        dict[str, Request], dict[str, dict[str, list[bytes]]], dict[str, Request]
+    ]:
+        """The requests of an exchange, by client.
+
+        Returns:
+            The requests; the digests of their vectors; and the requests without the
+            vectors in the clients' caches.
+        """
+        requests = self._requests(exchange, requested, number)
+        digests = self._digests(exchange, requests)
+        cached = {}
+        if self._caches is not None:
+            for name, request in requests.items():
+                cached[name] = self._caches.drop_cached(request, digests[name])
+        return requests, digests, cached
+
+    def _record_received(
+        self, task: str, digests: Mapping[str, Mapping[str, list[bytes]]]
+    ) -> None:
+        """Record that clients have answered requests for a task.
+
+        Args:
+            task: the task.
+            digests: of the vectors in each client's request. A client that did not answer
+                may not have received its vectors.
+        """
+        if digests:
+            self._compiled.add((self._phase, task))
+        if self._caches is not None:
+            for name, of_client in digests.items():
+                self._caches.record(name, of_client)
+
+    # Clients that may be late are asked without waiting for their answers, and work while
+    # others are asked for something else.
+
+    def ask(self, exchange: Exchange) -> None:
+        """Ask clients for their answers in a round, and do not wait for them.
+
+        `poll` sends the requests, and an exchange of the same clients whose cohort has
+        ages takes the answers.
+        """
+        requested = exchange.cohort.reporting
+        shapes = self._answer_shapes(exchange).get("update", {})
+        specs = specs_of(shapes, "update")
+        requests, digests, cached = self._new_requests(exchange, requested, number=0)
+        for name, request in requests.items():
+            self._late_digests[name] = digests[name]
+            self.late.ask(request, cached.get(name), _expected(specs, request))
+
+    def poll(self) -> None:
+        """Send what is to be sent to clients that may be late, and take what has come."""
+        before = set(self.late.replies)
+        poll(self._transport, self.late, self._log)
+        answered = {
+            name: self._late_digests.pop(name)
+            for name in self.late.replies
+            if name not in before and name in self._late_digests
+        }
+        self._record_received("client", answered)
+        self.released = self.late.release_overdue()
+        if self.released:
+            self._log(f"no answer in time from {', '.join(self.released)}")
+
+    def online(self) -> Mapping[str, str]:
+        """The clients that are connected; see `Transport.online`."""
+        return self._transport.online()
+
+    def deliver(self) -> None:
+        """From now on all clients are waited for, as the training is over."""
+        self._is_delivering = True
+
+    def _not_waited_for(self, exchange: Exchange) -> set[str]:
+        """The clients that an exchange leaves out, as the training goes on meanwhile: those
+        that are at work, or not connected, where clients may be late.
+        """
+        goes_on = not self._is_delivering and exchange.cohort.round < self.plan.rounds
+        is_measured = exchange.task in ("evaluate", "init_unseen")
+        if self._transport.late is not self.late or not goes_on or not is_measured:
+            return set()
+        online = self.online()
+        names = exchange.cohort.clients.names
+        left_out = {
+            name for name in names if name in self.late.open or name not in online
+        }
+        if exchange.task == "init_unseen":
+            self._without_state = left_out
+        # One that has answered since then has no state as a newcomer.
+        return left_out | (
+            self._without_state if exchange.states is not None else set()
+        )
 
     def _digests(
         self, exchange: Exchange, requests: Mapping[str, Request]
@@ -441,11 +540,10 @@ class RemoteExecutor:
         return digests
 
     def _requests(
-        self, exchange: Exchange, requested: NDArray[np.bool_]
+        self, exchange: Exchange, requested: NDArray[np.bool_], number: int
     ) -> dict[str, Request]:
         """The request to each client of the cohort, by name."""
         cohort = exchange.cohort
-        number = self._next_number(cohort.round)
         description = self.plan.describe(self._phase)
         if exchange.states is not None:
             description |= {NEWCOMER: True}
@@ -515,9 +613,12 @@ class RemoteExecutor:
     # asks for after its restart.
 
     def commit(self, exchange: Exchange, answers: Answers) -> None:
-        """Make the states after this round valid, for the clients that answered."""
+        """Make the states after this round valid, for the clients that answered; a late
+        client's state is that of the round in which it began.
+        """
         self._accepted = self._accepted.copy()
-        self._accepted[exchange.cohort.position[answers.states]] = exchange.cohort.round
+        cohort = exchange.cohort
+        self._accepted[cohort.position[answers.states]] = cohort.began[answers.states]
 
     def snapshot(self) -> Any:
         """What a checkpoint stores about the clients' states.
@@ -542,6 +643,16 @@ class RemoteExecutor:
         self._accepted = self._pending = self._durable = accepted
         if snapshot["initial"] is not None:
             self._theta = np.asarray(snapshot["initial"])
+
+
+def _expected(specs: Mapping[str, ArraySpec], request: Request) -> dict[str, ArraySpec]:
+    """The arrays that the answer to a request must hold.
+
+    Args:
+        specs: those of a client that has to send its update.
+        request: the request.
+    """
+    return {WORK: WORK_SPEC, **(specs if request.reply else {})}
 
 
 def _pair(numbers: NDArray[np.int64]) -> tuple[int, int]:

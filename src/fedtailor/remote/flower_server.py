@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from fedtailor.remote.flower_internals import (
         HttpGrid,
     )
+    from fedtailor.remote.transport import PendingExchange
 
 T = TypeVar("T")
 
@@ -120,6 +121,7 @@ class GridTransport:
     ) -> None:
         self._wake = wake
         self._reload, self._next_reload, self.revoked = reload, 0.0, set[str]()
+        self.late: PendingExchange | None = None
         self.num_online = 0  # when `online` was called last
         self.origins = Origins() if origins is None else origins
         self._grid, self.check, self._log = grid, check, log

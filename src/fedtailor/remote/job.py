@@ -8,7 +8,7 @@ import ipaddress
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -20,6 +20,7 @@ import fedtailor.algorithms  # noqa: F401  (registers the methods)
 from fedtailor.boosting import BoostingSettings
 from fedtailor.boosting.bins import MOST_BINS
 from fedtailor.experiments.document import Document, read_document
+from fedtailor.experiments.late import CLOCK, late_of_table
 from fedtailor.experiments.uplink import uplink_of_tables
 from fedtailor.federation.checks import MAX_SEED
 from fedtailor.metrics import find_metric
@@ -40,6 +41,7 @@ from fedtailor.tables.windows import Windowing
 from fedtailor.tasks.survival import outcome_names
 from fedtailor.training import (
     MOST_ROUNDS,
+    LateClients,
     Privacy,
     RunSpec,
     Sampling,
@@ -111,6 +113,7 @@ class _Training(_Table):
     participation: Annotated[float, Field(gt=0)] = 1.0
     sampling: Sampling = "uniform"
     metrics: list[str] = []
+    late: dict[str, Any] | None = None
 
 
 class _Boosting(_Table):
@@ -223,7 +226,8 @@ class Job:
         schema: the columns of the clients' tables.
         spec: what is run. Its seed is that of all random numbers except those that must
             stay secret; its model is bound by the plan.
-        minimum: minimum number of answers in a round.
+        minimum: minimum number of answers in a round; where clients may be late, of those
+            that are there before the first.
         deadline: seconds that a round waits for answers.
         content: the file as plain values.
         boosting: trees that may be boosted; None = none.
@@ -398,8 +402,9 @@ def _spec(content: Mapping[str, Any], training: _Training) -> RunSpec:
             "lies are for simulations; leave them out of a job",
         )
     model = _model(content["model"])
+    late = _late(training)
     with _errors_at("privacy", "secure_aggregation"):
-        return RunSpec(
+        spec = RunSpec(
             algorithm,
             model,
             training.rounds,
@@ -409,6 +414,25 @@ def _spec(content: Mapping[str, Any], training: _Training) -> RunSpec:
             metrics=tuple(training.metrics),
             privacy=_table(Privacy, {"privacy": privacy}, "privacy", also=("uplink",)),
         )
+    with _errors_at("training", "late"):
+        return replace(spec, late=late)
+
+
+def _late(training: _Training) -> LateClients | None:
+    """How the coordinator takes answers that come late; None if it waits for them.
+
+    Raises:
+        ConfigError: a setting is unknown or has a wrong value, or is of simulations only.
+    """
+    place = ("training", "late")
+    for name in training.late or {}:
+        if name in (*CLOCK, "slowness"):
+            raise ConfigError(
+                (*place, name),
+                f"{name} is of the simulated clock, and over machines clients take as long"
+                " as they take; leave it out",
+            )
+    return late_of_table(training.late, place)
 
 
 def _table(

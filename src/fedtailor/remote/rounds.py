@@ -3,16 +3,28 @@
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
-from fedtailor.protocol import Answers, Downlink, Exchange, Exchanges
+from fedtailor.accounting import Ledger
+from fedtailor.protocol import (
+    Answers,
+    Cohort,
+    Downlink,
+    Exchange,
+    Exchanges,
+    announce,
+)
 from fedtailor.remote.executor import RemoteExecutor
+from fedtailor.remote.late import FirstCome
 from fedtailor.remote.transport import TooFewClients
 from fedtailor.remote.update_check import require_finite_server
 from fedtailor.storage.interrupts import Interrupted
 from fedtailor.training import Training
+from fedtailor.training.late import AnswerRecord
 
 PATIENCE_S = 3600.0
 """Seconds for which a round is asked again, unless the coordinator says otherwise."""
@@ -75,6 +87,62 @@ class RemoteTraining(Training[RemoteExecutor]):
         server, uplink_state = super()._aggregate_finite(downlink, exchange, answers)
         require_finite_server(server, self.round)
         return server, uplink_state
+
+    # late clients
+    # ----------------------------------------------------------------------------------
+
+    def _play_clock(self) -> FirstCome | None:
+        if self.late is None:
+            return None
+        return FirstCome(
+            self.late,
+            self.participation,
+            self.executor,
+            self._secret,
+            ask=self._ask,
+            round=lambda: self.round,
+            stop=lambda: self.stop,
+        )
+
+    @property
+    def record(self) -> AnswerRecord | None:
+        """Whose answers each round took; None if all clients of a round are waited for."""
+        arrivals = self._arrivals
+        return arrivals.record if isinstance(arrivals, FirstCome) else None
+
+    def _ask(self, clients: NDArray[np.int64], began: int) -> None:
+        """Send clients (rows, ascending) the model of a round, to answer when they can."""
+        cohort = replace(
+            self._cohort(self.executor.seen, clients, seen=True), round=began
+        )
+        downlink = announce(self.uplink, self._downlink_of(cohort), self.uplink_state)
+        self.executor.ask(self._new_exchange("client", cohort, downlink))
+
+    def _end_round(self, cohort: Cohort, downlink: Downlink, answers: Answers) -> None:
+        if cohort.age is not None and isinstance(self._arrivals, FirstCome):
+            counted = answers.reporting
+            self._arrivals.record.add(
+                self.round, cohort.rows[counted], cohort.age[counted]
+            )
+        super()._end_round(cohort, downlink, answers)
+
+    def deliver(self, ledger: Ledger) -> Exchanges[None]:
+        """Send all clients their final models; see `Training.deliver`."""
+        self.executor.deliver()
+        yield from super().deliver(ledger)
+
+    def snapshot(self) -> dict[str, Any]:
+        """See `Training.snapshot`."""
+        snapshot = super().snapshot()
+        if isinstance(self._arrivals, FirstCome):
+            snapshot["arrivals"] = self._arrivals.snapshot()
+        return snapshot
+
+    def restore(self, snapshot: dict[str, Any]) -> None:
+        """See `Training.restore`."""
+        super().restore(snapshot)
+        if isinstance(self._arrivals, FirstCome):
+            self._arrivals.restore(snapshot["arrivals"])
 
 
 def _duration(seconds: float) -> str:

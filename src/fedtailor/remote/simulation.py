@@ -4,14 +4,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from fedtailor.executors import Settings
+from fedtailor.executors import DeviceExecutor, Settings
 from fedtailor.federation import Federation
+from fedtailor.protocol import drive, require
 from fedtailor.remote.job import Job
 from fedtailor.remote.plan import plan_of
 from fedtailor.remote.statistics import Statistics
 from fedtailor.runs import Run
-from fedtailor.runs.run import Store, executor_of, run_on
-from fedtailor.training import Callback
+from fedtailor.runs.run import Store, create_training, executor_of, run_exchanges
+from fedtailor.storage.run_files import ANSWERS, read_answers
+from fedtailor.training import Callback, RunSpec, Training
 
 
 def simulate_job(
@@ -21,19 +23,23 @@ def simulate_job(
     *,
     directory: Path | None = None,
     callbacks: Sequence[Callback] = (),
+    replay: Path | None = None,
 ) -> Run:
     """Train by a job on all clients' rows, to the bit as the clients would.
 
-    Models are measured even if the job lets clients send no scores.
+    Models are measured even if the job lets clients send no scores. Where clients may be
+    late, they are equally fast, or their answers are taken as a run of machines took them.
 
     Args:
         job: the job.
         clients, statistics: as `read_all` returns them.
         directory: where the run is kept; None = nowhere.
         callbacks: follow the run.
+        replay: the directory of a run of machines, whose clients could be late; None = no
+            clients are late.
 
     Raises:
-        ValueError: as `fedtailor.run`.
+        ValueError: as `fedtailor.run`; or `replay` does not fit the job.
     """
     # The settings of a client's executor.
     settings = Settings(devices=1, canonical=True)
@@ -45,5 +51,31 @@ def simulate_job(
         metrics=plan.requested_metrics,
         privacy=replace(job.spec.privacy, evaluate=True),
     )
-    store = None if directory is None else Store(directory)
-    return run_on(executor, spec, callbacks=callbacks, store=store)
+    record = None
+    if replay is not None:
+        require(
+            (replay / ANSWERS).is_file(),
+            f"{replay} has no {ANSWERS}; name the directory of a finished run of machines"
+            " whose job has late",
+        )
+        record = read_answers(replay / ANSWERS, executor.seen.names)
+        require(
+            job.spec.rounds <= record.steps,
+            f"{replay} has the answers of {record.steps} rounds, and the job asks for"
+            f" {job.spec.rounds}; ask for no more",
+        )
+
+    def create(spec: RunSpec, executor: DeviceExecutor) -> Training[DeviceExecutor]:
+        training = create_training(spec, executor)
+        if record is not None:
+            training.replay(record)
+        return training
+
+    exchanges = run_exchanges(
+        spec,
+        executor,
+        callbacks=callbacks,
+        store=None if directory is None else Store(directory),
+        create=create,
+    )
+    return drive(exchanges, executor)

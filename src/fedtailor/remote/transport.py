@@ -52,10 +52,13 @@ class Transport(Protocol):
     Attributes:
         origins: where the clients' answers came from.
         revoked: clients that are not let in any more, so that they are not waited for.
+        late: requests that stay open while others are exchanged, for clients that may
+            answer late; None = there are none.
     """
 
     origins: Origins
     revoked: set[str]
+    late: "PendingExchange | None"
 
     def online(self) -> Mapping[str, str]:
         """The clients that are online, each with an id of its connection.
@@ -128,7 +131,7 @@ class PendingExchange:
     diverged: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._may_miss = frozenset(self.cached)
+        self._may_miss = set(self.cached)
 
     def accept(self, sender: str, body: bytes) -> None:
         """Accept an answer, or note that the client's cache lacks a vector.
@@ -216,10 +219,7 @@ def send_and_receive(
     # The nonce distinguishes answers to this request from answers to the same request
     # of a coordinator that was killed, and from forged answers.
     requests = {
-        client: replace(
-            request, nonce=secrets.token_hex(12), origin=transport.origins.of(client)
-        )
-        for client, request in requests.items()
+        client: identified(transport, request) for client, request in requests.items()
     }
     cached = {
         client: replace(requests[client], arrays=request.arrays)
@@ -234,25 +234,12 @@ def send_and_receive(
     begun = time.monotonic()
     while pending.open:
         polled = time.monotonic()
-        _send_open(transport, pending)
-        for client in [name for name in pending.open if name in transport.revoked]:
-            del pending.open[client]
-            pending.refused[client] = f"client {client}: it was revoked"
-        for sender, body in transport.receive():
-            try:
-                pending.accept(sender, body)
-            except ValueError as error:
-                log(str(error))
-            else:
-                if sender in pending.replies:
-                    transport.origins.hear(sender, pending.replies[sender].origin)
+        poll(transport, pending, log)
         if time.time() >= deadline:
             break
         if pending.open:
             waiting(pending)
-            now = time.monotonic()
-            interval = min(poll_interval, max(0.02, FIRST_POLLS * (now - begun)))
-            time.sleep(max(0.0, polled + interval - now))
+            time.sleep(until_next_poll(begun, polled, poll_interval))
     missing, accepted = tuple(pending.open), pending.replies
     if missing:
         log(f"no answer in time from {', '.join(missing)}")
@@ -266,6 +253,68 @@ def send_and_receive(
         )
     replies = {client: accepted[client] for client in requests if client in accepted}
     return ExchangeResult(replies, pending.refused, missing)
+
+
+def identified(transport: Transport, request: Request) -> Request:
+    """A request with a nonce of its own, and with the origin that was heard last."""
+    return replace(
+        request,
+        nonce=secrets.token_hex(12),
+        origin=transport.origins.of(request.client),
+    )
+
+
+def poll(
+    transport: Transport, pending: PendingExchange, log: Callable[[str], None]
+) -> None:
+    """Send the requests of an exchange that are to be sent, and take the answers that have
+    come. Those to requests of `Transport.late` are kept there.
+    """
+    _send_open(transport, pending)
+    for client in [name for name in pending.open if name in transport.revoked]:
+        del pending.open[client]
+        pending.refused[client] = f"client {client}: it was revoked"
+    for sender, body in transport.receive():
+        exchange = _exchange_of(transport.late, pending, sender, body)
+        try:
+            exchange.accept(sender, body)
+        except ValueError as error:
+            log(str(error))
+        else:
+            if sender in exchange.replies:
+                transport.origins.hear(sender, exchange.replies[sender].origin)
+
+
+def until_next_poll(begun: float, polled: float, poll_interval: float) -> float:
+    """Seconds to wait before the next poll.
+
+    Args:
+        begun: when the exchange began (`time.monotonic`).
+        polled: when the last poll began.
+        poll_interval: the longest time from one poll to the next.
+    """
+    now = time.monotonic()
+    interval = min(poll_interval, max(0.02, FIRST_POLLS * (now - begun)))
+    return max(0.0, polled + interval - now)
+
+
+def _exchange_of(
+    late: PendingExchange | None, pending: PendingExchange, sender: str, body: bytes
+) -> PendingExchange:
+    """The exchange to which a message belongs.
+
+    After training a client is asked for more while its last answer is still to come, so
+    that both may have a request of it.
+    """
+    if late is None or sender not in late.requests:
+        return pending
+    if sender not in pending.requests:
+        return late
+    try:
+        is_late = decode_reply(body).nonce == late.requests[sender].nonce
+    except ValueError:
+        is_late = False
+    return late if is_late else pending
 
 
 def _send_open(transport: Transport, pending: PendingExchange) -> None:
@@ -492,6 +541,7 @@ class LoopbackTransport:
     def __init__(self, clients: Mapping[str, Callable[[bytes], bytes]]) -> None:
         self._clients = dict(clients)
         self.origins, self.revoked = Origins(), set[str]()
+        self.late: PendingExchange | None = None
         self._inbox: list[tuple[str, bytes]] = []
 
     def online(self) -> Mapping[str, str]:

@@ -3,6 +3,7 @@
     manifest.toml           every setting, the data, versions, devices
     clients.parquet         client, group, unseen, and the number of its train, val and test samples
     metrics.parquet         round, client, unseen, split, metric, value
+    answers.parquet         of machines that may be late: round, client and age of each answer that was taken
     ledger.parquet          messages and computation of each round, and the delivery of the final models
     checkpoint.safetensors  the state after the last saved round, with digests of the files above
     checkpoint-before.safetensors  the previous checkpoint, which is used if the last one is damaged

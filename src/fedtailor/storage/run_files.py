@@ -5,7 +5,7 @@
 
 import json
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,9 +13,10 @@ import polars as pl
 
 from fedtailor._files import file_digest, reason, translate_read_errors
 from fedtailor._parquet import read_parquet
-from fedtailor.protocol import DataFacts
+from fedtailor.protocol import DataFacts, require
 from fedtailor.storage.digests import has_valid_digest
 from fedtailor.storage.errors import Damaged, Unusable
+from fedtailor.training.late import AnswerRecord
 
 MANIFEST = "manifest.toml"
 """All settings of the run, and the digest of its data."""
@@ -23,6 +24,8 @@ CLIENTS = "clients.parquet"
 """The clients: name, group, whether unseen, and sizes (see `clients`)."""
 METRICS = "metrics.parquet"
 """The value of each metric, by evaluated round, client and split."""
+ANSWERS = "answers.parquet"
+"""Of machines that may be late: whose answers each round took (see `answers`)."""
 LEDGER = "ledger.parquet"
 """The ledger: messages and computation of each round, in numbers (`accounting.Ledger`)."""
 ROWS = "rows.parquet"
@@ -63,6 +66,48 @@ def clients(data: DataFacts) -> pl.DataFrame:
         **data.sizes,
     }
     return pl.DataFrame(columns, schema_overrides={"group": pl.Int64})
+
+
+def answers(record: AnswerRecord, names: Sequence[str]) -> pl.DataFrame:
+    """Whose answers each round of a run took, as the table `answers.parquet`.
+
+    Args:
+        record: the answers.
+        names: the names of the seen clients, in the order of their ids.
+
+    Returns:
+        The columns round (from 1), client (its name), and age (the number of rounds
+        since the client began).
+    """
+    columns = {
+        "round": [step + 1 for step in record.step],
+        "client": [names[row] for row in record.client],
+        "age": record.age,
+    }
+    types = {"round": pl.Int64, "client": pl.String, "age": pl.Int64}
+    return pl.DataFrame(columns, schema=types)
+
+
+def read_answers(path: Path, names: Sequence[str]) -> AnswerRecord:
+    """The record of a table that `answers` made.
+
+    Args:
+        path: the file.
+        names: the names of the seen clients, in the order of their ids.
+
+    Raises:
+        Unusable, Damaged: as `read_frame`.
+        ValueError: it is of other clients.
+    """
+    frame = read_frame(path)
+    row = {name: place for place, name in enumerate(names)}
+    unknown = sorted(set(frame["client"]) - set(row))
+    require(not unknown, f"{path} names {unknown[:1]}, and no client has that name")
+    return AnswerRecord(
+        (frame["round"] - 1).to_list(),
+        [row[name] for name in frame["client"]],
+        frame["age"].to_list(),
+    )
 
 
 def read_frame(path: Path) -> pl.DataFrame:

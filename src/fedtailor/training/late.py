@@ -3,12 +3,14 @@ wait for the others (FedBuff, FedAsync).
 
 `LateClients` are the settings. `Arrivals` plays a clock: whose answer arrives when, and
 how many steps the server has taken since that client began. It depends on no model, so
-that it is the same for all methods, and a resumed run plays it again.
+that it is the same for all methods, and a resumed run plays it again. Over machines there
+is no clock: answers are taken as they come, and an `AnswerRecord` says whose they were.
+`Replay` takes them in that order again.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, cast, get_args
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal, Protocol, cast, get_args
 
 import jax.numpy as jnp
 import numpy as np
@@ -250,6 +252,120 @@ def _as_slowness(value: Any) -> Any:
     return tuple(sorted(factors))
 
 
+def check_buffer(late: LateClients, clients: int) -> None:
+    """Refuse a step that needs more answers than there are clients.
+
+    Raises:
+        ValueError: it does.
+    """
+    require(
+        late.buffer <= clients,
+        f"buffer is {late.buffer}, and only {clients} clients train; a client has one"
+        " answer in a step",
+    )
+
+
+class AnswerOrder(Protocol):
+    """Whose answers the server takes in each step."""
+
+    def next_step(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Go on to the server's next step.
+
+        Returns:
+            clients [k]: the rows of the clients whose answers it takes, ascending;
+            ages [k]: the number of steps since each of them began.
+        """
+        ...
+
+    @property
+    def oldest(self) -> int:
+        """The smallest number of steps after which a client began whose answer is still
+        to come.
+        """
+        ...
+
+
+@dataclass
+class AnswerRecord:
+    """Whose answers a server took, one after another.
+
+    Attributes:
+        step: [n] the step that took each answer, from 0, ascending.
+        client: [n] the rows of the clients, ascending within a step.
+        age: [n] the number of steps since the client began.
+    """
+
+    step: list[int] = field(default_factory=list)
+    client: list[int] = field(default_factory=list)
+    age: list[int] = field(default_factory=list)
+
+    def add(
+        self, step: int, clients: NDArray[np.int64], ages: NDArray[np.int64]
+    ) -> None:
+        """Record a step."""
+        self.step += [step] * len(clients)
+        self.client += clients.tolist()
+        self.age += ages.tolist()
+
+    @property
+    def steps(self) -> int:
+        """The number of steps."""
+        return max(self.step, default=-1) + 1
+
+    def snapshot(self) -> dict[str, Any]:
+        """Arrays, from which `of` makes the same record."""
+        columns = {"step": self.step, "client": self.client, "age": self.age}
+        return {name: np.array(values, np.int64) for name, values in columns.items()}
+
+    @classmethod
+    def of(cls, columns: Mapping[str, Any]) -> "AnswerRecord":
+        """The record of a snapshot."""
+        step, client, age = (
+            np.asarray(columns[name], np.int64).tolist()
+            for name in ("step", "client", "age")
+        )
+        return cls(step, client, age)
+
+
+class Replay:
+    """Takes answers in the order of a record, in a simulation."""
+
+    def __init__(self, record: AnswerRecord) -> None:
+        step, client, age = (
+            np.array(column, np.int64)
+            for column in (record.step, record.client, record.age)
+        )
+        self._steps: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
+        began = []
+        for number in range(record.steps):
+            rows = step == number
+            self._steps.append((client[rows], age[rows]))
+            began.append(int((number - age[rows]).min(initial=number)))
+        # By step: when the first of those began whose answers it or a later one takes.
+        self._oldest = np.minimum.accumulate(began[::-1])[::-1]
+        self._next = 0
+
+    def next_step(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Go on to the server's next step; see `AnswerOrder`.
+
+        Raises:
+            ValueError: the record has no further step.
+        """
+        require(
+            self._next < len(self._steps),
+            f"the record has the answers of {len(self._steps)} steps, and no more",
+        )
+        self._next += 1
+        return self._steps[self._next - 1]
+
+    @property
+    def oldest(self) -> int:
+        """See `AnswerOrder`."""
+        if self._next == len(self._steps):
+            return self._next
+        return int(self._oldest[self._next])
+
+
 class Arrivals:
     """Whose answers the server takes in each step, by the clock.
 
@@ -277,11 +393,7 @@ class Arrivals:
         Raises:
             ValueError: there are fewer clients than answers in a step.
         """
-        require(
-            late.buffer <= len(clients),
-            f"buffer is {late.buffer}, and only {len(clients)} clients train; a client"
-            " has one answer in a step",
-        )
+        check_buffer(late, len(clients))
         self._late = late
         self._participation = participation
         self._clients = clients

@@ -23,6 +23,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtailor._tensors import is_float
 from fedtailor.accounting import Ledger, LedgerPhase
 from fedtailor.aggregation.secure_sums import hidden_update
 from fedtailor.aggregation.sum_shares import SumHistory
@@ -38,6 +39,7 @@ from fedtailor.protocol import (
     Clients,
     ClientTask,
     Cohort,
+    Diverged,
     Downlink,
     Exchange,
     Exchanges,
@@ -45,12 +47,22 @@ from fedtailor.protocol import (
     HiddenRows,
     Pipeline,
     Population,
+    Update,
     announce,
     decode,
     drive,
+    require,
     send,
 )
-from fedtailor.training.late import Arrivals, LateClients, by_age, merged_downlinks
+from fedtailor.training.late import (
+    AnswerOrder,
+    AnswerRecord,
+    Arrivals,
+    LateClients,
+    Replay,
+    by_age,
+    merged_downlinks,
+)
 from fedtailor.training.metrics import Metrics, select_metrics
 from fedtailor.training.networks import check_networks
 from fedtailor.training.participation import Participation
@@ -208,6 +220,7 @@ class Rounds(Generic[ExecutorT]):
         self.metrics = Metrics()
         self.round_seconds: list[float] = []
         self.seconds = 0.0
+        self._record: AnswerRecord | None = None
         self._arrivals = self._play_clock()
         # The server's state after each step from which late clients may have begun.
         self._past_servers: dict[int, Any] = {}
@@ -344,19 +357,16 @@ class Rounds(Generic[ExecutorT]):
         self,
         cohort: Cohort,
         downlink: Downlink,
-        age: NDArray[np.int64] | None = None,
     ) -> Exchanges[None]:
         """Send a round's downlink, and aggregate the answers.
 
         Args:
             cohort: the clients.
             downlink: the algorithm's message to them.
-            age: [c] the age of each client's answer, if clients may be late.
         """
         announced = announce(self.uplink, downlink, self.uplink_state)
         exchange = self._new_exchange("client", cohort, announced)
         answers = self._as_sums((yield exchange), cohort)
-        answers = replace(answers, age=age)
 
         # Up: all answers have arrived and are finite before the state changes.
         server, uplink_state = self._aggregate_finite(downlink, exchange, answers)
@@ -366,7 +376,7 @@ class Rounds(Generic[ExecutorT]):
         self.phase.participated[cohort.position] = True
         self._end_round(cohort, exchange.downlink, answers)
 
-    def _next_late_round(self, arrivals: Arrivals) -> Exchanges[None]:
+    def _next_late_round(self, arrivals: AnswerOrder) -> Exchanges[None]:
         """Take the answers that have arrived, each of a client that began from the
         server's model of its time (`LateClients`).
 
@@ -375,17 +385,12 @@ class Rounds(Generic[ExecutorT]):
         """
         self._past_servers[self.round] = self.server
         clients, age = arrivals.next_step()
-        cohort = self._cohort(self.executor.seen, clients, seen=True)
-        began = self.round - age
+        cohort = replace(self._cohort(self.executor.seen, clients, seen=True), age=age)
         parts = []
-        for step in np.unique(began):
-            positions = np.flatnonzero(began == step)
-            together = replace(cohort.subset(positions), round=int(step))
-            downlink = self.algorithm.broadcast(self._past_servers[int(step)], together)
-            parts.append((positions, downlink))
-        yield from self._exchange_round(
-            cohort, merged_downlinks(parts, len(cohort)), age
-        )
+        for step in np.unique(cohort.began):
+            positions = np.flatnonzero(cohort.began == step)
+            parts.append((positions, self._downlink_of(cohort.subset(positions))))
+        yield from self._exchange_round(cohort, merged_downlinks(parts, len(cohort)))
         # Nobody trains from older models any more.
         self._past_servers = {
             step: server
@@ -393,23 +398,48 @@ class Rounds(Generic[ExecutorT]):
             if step >= arrivals.oldest
         }
 
-    def _play_clock(self) -> Arrivals | None:
+    def _downlink_of(self, cohort: Cohort) -> Downlink:
+        """The algorithm's message to clients that began in the same round, perhaps an
+        earlier one, from the server's state of that round.
+        """
+        began = int(cohort.began[0])
+        then = replace(cohort, round=began, age=None)
+        return self.algorithm.broadcast(self._past_servers[began], then)
+
+    def _play_clock(self) -> AnswerOrder | None:
         """The clock of late clients at the present round; None if the server waits."""
         if self.late is None:
             return None
-        arrivals = Arrivals(
-            self.late, self.participation, self.executor.seen, self._secret
-        )
+        if self._record is not None:
+            arrivals: AnswerOrder = Replay(self._record)
+        else:
+            arrivals = Arrivals(
+                self.late, self.participation, self.executor.seen, self._secret
+            )
         for _ in range(self.round):
             arrivals.next_step()
         return arrivals
 
+    def replay(self, record: AnswerRecord) -> None:
+        """Take late clients' answers in the order of a record, in place of the clock's.
+
+        Raises:
+            ValueError: this server waits for all clients.
+        """
+        require(
+            self.late is not None,
+            "a record of answers is for a server that does not wait: set late",
+        )
+        self._record = record
+        self._arrivals = self._play_clock()
+
     @property
     def times(self) -> NDArray[np.float64] | None:
         """[t] when the server took each step, by the clock of late clients; None if it
-        waits for all clients.
+        waits for all clients, or there is no clock.
         """
-        return None if self._arrivals is None else np.array(self._arrivals.times)
+        arrivals = self._arrivals
+        return np.array(arrivals.times) if isinstance(arrivals, Arrivals) else None
 
     def _as_sums(self, answers: Answers, cohort: Cohort) -> Answers:
         """The answers of a round as the server may see them: with secure aggregation, it
@@ -470,11 +500,16 @@ class Rounds(Generic[ExecutorT]):
         update, uplink_state = decode(
             self.uplink, messages, exchange.downlink, cohort, self.uplink_state
         )
-        if self.late is not None and answers.age is not None:
+        if self.late is not None and cohort.age is not None:
             newest = self.algorithm.broadcast(self.server, cohort)
-            update = by_age(self.late, update, answers.age, exchange.downlink, newest)
+            update = by_age(self.late, update, cohort.age, exchange.downlink, newest)
         decoded = replace(answers, update=update)
-        server = self.algorithm.server(self.server, downlink, decoded, cohort)
+        try:
+            server = self.algorithm.server(self.server, downlink, decoded, cohort)
+        except Exception:
+            # The cause may be a NaN that a transform has made of a finite answer.
+            _require_finite_update(update, cohort)
+            raise
         return server, uplink_state
 
     def _aggregate_without_reporters(self) -> None:
@@ -691,3 +726,19 @@ class Rounds(Generic[ExecutorT]):
             forwards=forwards,
             extra_bytes=answers.extra_bytes(),
         )
+
+
+def _require_finite_update(update: Update, cohort: Cohort) -> None:
+    """Require that what clients sent is finite, after all transforms.
+
+    Raises:
+        Diverged: a client's message is NaN or infinite; it names the first such client.
+    """
+    for rows in update.values():
+        if isinstance(rows, HiddenRows) or not is_float(rows):
+            continue
+        sent = rows.host().reshape(len(cohort), -1)
+        wrong = cohort.reporting & ~np.isfinite(sent).all(axis=1)
+        if wrong.any():
+            name = cohort.clients.names[cohort.rows[np.argmax(wrong)]]
+            raise Diverged(name, cohort.round)

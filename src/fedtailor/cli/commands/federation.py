@@ -225,6 +225,10 @@ class SimulateOptions:
     """The clients' files, in the order of their names."""
     out: Path | None = None
     """Keep the run in this directory."""
+    replay: Path | None = None
+    """Of a job with late clients: take their answers as this run of machines took them
+    (DIR/run).
+    """
 
 
 def federation(arguments: list[str]) -> int:
@@ -689,6 +693,7 @@ def _simulate(options: SimulateOptions) -> int:
             statistics,
             directory=options.out,
             callbacks=[AfterRound(progress)],
+            replay=options.replay,
         )
     _print_scores(finished.training, options.out)
     return 0

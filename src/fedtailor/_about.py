@@ -24,10 +24,11 @@ Sees = Literal["nothing", "sums", "sums, numbers", "models", "data"]
 * "data": examples of clients, or a summary of each client's inputs."""
 
 
-InCommon = Literal["the network", "the number of features", "nothing"]
+InCommon = Literal["the network", "nested widths", "the number of features", "nothing"]
 """What the networks of all clients must have in common:
 
 * "the network": they are one;
+* "nested widths": they are of one kind, and each is the upper left of the widest one;
 * "the number of features": inputs of the last layer;
 * "nothing"."""
 

@@ -54,6 +54,7 @@ NAMES = {
         "fedproto",
         "fedgh",
         "fedtgp",
+        "heterofl",
     ),
     *(
         "mr-mtl",

@@ -72,6 +72,7 @@ EXAMPLES: dict[str, Algorithm] = {
     "fedproto": ft.FedProto(sgd=TRAINED),
     "fedgh": ft.FedGH(sgd=TRAINED, server_lr=0.1),
     "fedtgp": ft.FedTGP(sgd=TRAINED, server_lr=0.1, server_epochs=5),
+    "heterofl": ft.HeteroFL(sgd=TRAINED),
 }
 
 FOR_ONE: dict[str, Algorithm] = {
@@ -269,6 +270,7 @@ ALONE_IS_LOCAL = {
     "oracle",
     "scaffold",
     "cfl",
+    "heterofl",
     "hypcluster",
     "ifca",
     "pacfl",
@@ -350,6 +352,7 @@ TRAFFIC: dict[str, tuple[float, ...]] = {
     "fedproto": (0, 0, 0, 0, 0),
     "fedgh": (1, 1, 0, 0, 0),
     "fedtgp": (0, 0, 0, 0, 0),
+    "heterofl": (1, 1, 1, 0, 0),
 }
 """In a round with two groups, streams or models: (streams down, models a client
 receives, models it sends, scalars it receives, scalars it sends)."""

@@ -71,6 +71,7 @@ ONLY_TRAIN = {
     "fedyogi",
     "finetune",
     "flexlora",
+    "heterofl",
     "knn-per",
     "l2gd",
     "lg-fedavg",

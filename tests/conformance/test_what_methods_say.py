@@ -15,7 +15,7 @@ from conformance.examples import TRAFFIC, example
 from fedtailor.accounting import MODEL_KINDS
 from fedtailor.client.pool import build_pool
 from fedtailor.client.trainer import DeviceTrainer
-from fedtailor.models import logistic, lora
+from fedtailor.models import by_client, logistic, lora, mlp
 from fedtailor.protocol import Algorithm, ClientRows, Cohort, Exchange
 from fedtailor.remote.wire import answer_shapes
 from fedtailor.testing import softmax_model, train
@@ -33,6 +33,10 @@ ADAPTED = {
     ),
     # a linear model is all head, which is no part of it
     "fedgh": mlp_model,
+    # with one width it is FedAvg
+    "heterofl": lambda: by_client({federation().names[0]: mlp(3)}, default=mlp(5)).bind(
+        (4,), 3, dtype="float64"
+    ),
 }
 mixing = importlib.import_module("fedtailor.aggregation.mix")
 

@@ -32,6 +32,7 @@ from fedtailor.algorithms.fedrod import FedRoD
 from fedtailor.algorithms.fedtgp import FedTGP
 from fedtailor.algorithms.finetune import FineTune
 from fedtailor.algorithms.flexlora import FlexLoRA
+from fedtailor.algorithms.heterofl import HeteroFL
 from fedtailor.algorithms.hypcluster import HypCluster
 from fedtailor.algorithms.ifca import IFCA
 from fedtailor.algorithms.knn_per import KNNPer
@@ -92,6 +93,7 @@ __all__ = [
     "FedYogi",
     "FineTune",
     "FlexLoRA",
+    "HeteroFL",
     "HypCluster",
     "KNNPer",
     "LGFedAvg",

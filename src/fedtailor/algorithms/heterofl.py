@@ -1,0 +1,216 @@
+"""HeteroFL: clients train narrower or wider versions of one network."""
+
+from typing import ClassVar, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+from numpy.typing import NDArray
+
+from fedtailor.aggregation import mix, reporter_weights
+from fedtailor.algorithms.helpers.own_steps import head_of
+from fedtailor.algorithms.helpers.shared_part import model_parts_of
+from fedtailor.models.nested import nested_networks
+from fedtailor.protocol import (
+    SGD,
+    About,
+    Algorithm,
+    Answers,
+    Batch,
+    ClientState,
+    ClientUpdate,
+    Cohort,
+    Downlink,
+    Inbox,
+    Init,
+    LocalTrainer,
+    Params,
+    Population,
+    ServerState,
+    StepGradient,
+    Streams,
+    hyperparameters,
+    server_state,
+)
+
+
+@server_state
+class HeteroFLState(ServerState):
+    """The widest model, and which of its numbers each client's network has."""
+
+    model: Float[Array, "1 d"]
+    """The numbers of all networks. Those of the narrower ones are those of the widest."""
+    own: tuple[NDArray[np.int64], ...]
+    """For each network, where its numbers are in the model."""
+    nested: tuple[NDArray[np.int64], ...]
+    """For each network, where the same numbers are in the widest one."""
+    rates: Float[np.ndarray, " networks"]
+    """The share of the widest network's features that each has."""
+    ids: NDArray[np.uint64]
+    """The clients whose network has been named."""
+    network_of: Int[np.ndarray, " named"]
+    """The network of each of them."""
+    default: int
+    """The network of all others."""
+
+
+@hyperparameters
+class HeteroFL(Algorithm):
+    """HeteroFL (Diao et al. 2021): nested widths.
+
+    Clients have networks of one kind and different widths (`models.by_client`), such as
+    mlp(64) and mlp(32). A client of rate r, the share of the widest layers' units that
+    its layers have, trains the upper left of each array of the widest model W. The server
+    averages each number over the reporters whose networks have it:
+
+        w_i = SGD(W[:r_i, :r_i]; D_i),    W_jk <- sum_i q_i w_ijk / sum_i q_i,    over the i that have (j, k)
+
+    A number that no reporter has stays. In training, but not in predictions, all layers
+    but the head are followed by the factor 1 / r_i (the paper's scaler). If all clients
+    have one network this is FedAvg, to the bit. Each client, and each newcomer, predicts
+    with its part of the model. A number that a single client has is that client's, so
+    that secure aggregation does not apply.
+
+    The paper's clients also leave the classes that they do not have out of the loss and of
+    the average, normalise by the statistics of batches (networks with normalisation
+    layers are refused here), clip gradients at norm 1, and may have another rate in each
+    round. Messages have the size of all networks together, though a client needs its own
+    network only.
+    """
+
+    # How `fedtailor algorithms` describes this method; `About` explains the fields.
+    about: ClassVar[About] = About(
+        name="heterofl",
+        paper=(
+            "Diao et al. 2021, HeteroFL: Computation and Communication Efficient Federated"
+            " Learning for Heterogeneous Clients"
+        ),
+        down="1 model, in all widths",
+        up="1 model",
+        client_keeps="nothing",
+        unseen_clients_get="the global model in their width",
+        in_common="nested widths",
+    )
+
+    sgd: SGD = SGD(lr=0.01, momentum=0.9, weight_decay=5e-4, epochs=5, batch_size=10)
+    """Local training (released code, on MNIST: learning rate 0.01, momentum 0.9, weight
+    decay 0.0005, 5 epochs of batch 10).
+    """
+    scale: bool = True
+    """Whether layers are followed by the factor 1 / r_i in training."""
+    weights: Literal["samples", "uniform"] = "uniform"
+    """Weights of the average over reporters: equal (the paper), or by training samples
+    n_i.
+    """
+
+    # on the server
+    # ----------------------------------------------------------------------------------
+
+    def check(self, population: Population) -> None:
+        nested_networks(model_parts_of(population, self.about.name), self.about.name)
+
+    def init_server(self, init: Init, population: Population) -> HeteroFLState:
+        model = model_parts_of(population, self.about.name)
+        networks = nested_networks(model, self.about.name)
+        theta = np.asarray(init(0))
+        return HeteroFLState(
+            _in_all_widths(theta, networks.own, networks.nested),
+            networks.own,
+            networks.nested,
+            networks.rates,
+            networks.ids,
+            networks.network_of,
+            networks.default,
+        )
+
+    def broadcast(self, server: HeteroFLState, cohort: Cohort) -> Downlink:
+        streams = {"model": Streams.everyone(server.model, len(cohort))}
+        if self.scale and len(server.own) > 1:
+            rates = jnp.asarray(server.rates[:, None], server.model.dtype)
+            streams["rate"] = Streams.by_index(rates, _networks(server, cohort))
+        return Downlink(streams)
+
+    def server(
+        self,
+        server: HeteroFLState,
+        downlink: Downlink,
+        answers: Answers,
+        cohort: Cohort,
+    ) -> HeteroFLState:
+        if not cohort.reporting.any():
+            return server
+        weights = reporter_weights(cohort, self.weights)
+        if len(server.own) == 1:
+            return server.replace(
+                model=mix(server.model, answers["model"], weights[None])
+            )
+        sent = np.asarray(answers.reporters("model"), np.float64)
+        weights = weights[cohort.reporting]
+        networks = _networks(server, cohort)[cohort.reporting]
+        total, weight = np.zeros(sent.shape[1]), np.zeros(sent.shape[1])
+        for index, (own, nested) in enumerate(
+            zip(server.own, server.nested, strict=True)
+        ):
+            is_its = networks == index
+            total[nested] += weights[is_its] @ sent[np.ix_(is_its, own)]
+            weight[nested] += weights[is_its].sum()
+        theta = np.array(server.model[0])
+        is_held = weight > 0
+        theta[is_held] = total[is_held] / weight[is_held]
+        return server.replace(model=_in_all_widths(theta, server.own, server.nested))
+
+    def serve(self, server: HeteroFLState, cohort: Cohort) -> Downlink:
+        return Downlink({"model": Streams.everyone(server.model, len(cohort))})
+
+    # on the client
+    # ----------------------------------------------------------------------------------
+
+    def client(
+        self, state: ClientState, inbox: Inbox, local: LocalTrainer
+    ) -> tuple[ClientState, ClientUpdate]:
+        gradient = None  # None: `local.sgd` uses the gradient of the usual loss
+        if "rate" in inbox.values:
+            gradient = _scaled(1 / inbox.only("rate")[0], local)
+        return state, {
+            "model": local.sgd(inbox.only("model"), self.sgd, gradient=gradient)
+        }
+
+
+def _networks(server: HeteroFLState, cohort: Cohort) -> NDArray[np.int64]:
+    """[c] the index of the network of each client of a cohort."""
+    named = dict(zip(server.ids.tolist(), server.network_of.tolist(), strict=True))
+    return np.array([named.get(it, server.default) for it in cohort.ids.tolist()], int)
+
+
+def _in_all_widths(
+    theta: Float[np.ndarray, " d"],
+    own: tuple[NDArray[np.int64], ...],
+    nested: tuple[NDArray[np.int64], ...],
+) -> Float[Array, "1 d"]:
+    """A model with the numbers of the widest network in all others."""
+    theta = np.array(theta)
+    for narrow, wide in zip(own, nested, strict=True):
+        theta[narrow] = theta[wide]
+    return jnp.asarray(theta)[None]
+
+
+def _scaled(factor: Float[Array, ""], local: LocalTrainer) -> StepGradient:
+    """The gradient of the loss of a network whose layers, but for the head, are followed
+    by a factor.
+
+    A layer z W + b times a factor is the layer of W and b times the factor.
+    """
+    head = head_of(local)
+
+    def gradient(params: Params, batch: Batch, step: Int[Array, ""]) -> Params:
+        is_head = head.tree_mask(params)
+
+        def times(params: Params) -> Params:
+            return jax.tree.map(
+                lambda w, is_last: w if is_last else factor * w, params, is_head
+            )
+
+        return times(local.batch_gradient(times(params), batch))
+
+    return gradient

@@ -170,7 +170,7 @@ def test_late(capsys):
 @pytest.mark.slow
 def test_networks(capsys):
     found = execute("networks.md")
-    assert len(capsys.readouterr().out.splitlines()) == 3
+    assert len(capsys.readouterr().out.splitlines()) == 5
     model, names = found["run"].model, found["federation"].names
     assert model.member_of(names[0]) != model.member_of(names[-1])
 

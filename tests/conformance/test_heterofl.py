@@ -165,10 +165,18 @@ def test_newcomers_and_absent_clients_have_the_model_in_their_width():
         participation=Participation(count=2),
     )
     (served,) = predictors(training)
-    np.testing.assert_array_equal(served, np.tile(training.server.model, (5, 1)))
-    networks = nested_networks(model, "heterofl")
-    for own, nested in zip(networks.own, networks.nested, strict=True):
-        np.testing.assert_array_equal(served[0][own], served[0][nested])
+    theta, x = training.server.model[0], jnp.ones((2, 4))
+    for client, name in enumerate(NAMES):
+        index = model.member_of(name)
+        w1, b1, w2, b2 = Network.of(model, theta, index).arrays
+        # The hidden layer of a narrow network is followed by the factor of its training.
+        z = np.maximum(x @ w1 + b1, 0) * (WIDE / len(b1))
+        np.testing.assert_allclose(
+            model.of_client(name).logits(jnp.asarray(served[client], "float32"), x),
+            z @ w2 + b2,
+            rtol=1e-4,
+            atol=1e-5,
+        )
 
 
 @pytest.mark.parametrize(

@@ -32,13 +32,15 @@ class Slow(LoopbackTransport):
     """Clients that take some polls for a round of training; other answers come at once.
 
     Attributes:
-        sent: the messages to each client, by client and task.
+        sent: all messages, with their clients.
+        away: clients that are not connected.
+        deadlines: after how many polls the deadline of a client's request passes.
     """
 
     def __init__(self, clients, speeds=SLOW):
         super().__init__(clients)
         self.now, self.queue, self.sent, self.speeds = 0, [], [], speeds
-        self.away = set()
+        self.away, self.deadlines, self.expiring = set(), {}, []
 
     def online(self):
         return {
@@ -52,10 +54,16 @@ class Slow(LoopbackTransport):
         self.sent.append((client, request))
         answer = self._clients[client](body)
         polls = self.speeds[client] if request.task == "client" else 0
+        if request.task == "client" and client in self.deadlines:
+            self.expiring.append((self.now + self.deadlines[client], request))
         heapq.heappush(self.queue, (self.now + polls, len(self.sent), client, answer))
 
     def receive(self):
         self.now += 1
+        for when, request in self.expiring:
+            open_now = self.late.requests.get(request.client)
+            if when == self.now and open_now and open_now.nonce == request.nonce:
+                self.late.requests[request.client] = replace(open_now, deadline=0.0)
         while self.queue and self.queue[0][0] < self.now:
             _, _, client, answer = heapq.heappop(self.queue)
             yield client, answer
@@ -208,51 +216,38 @@ def test_a_killed_coordinator_resumes(after, tmp_path):
 
 def test_a_client_that_dies_at_work_is_released_and_may_come_back(tmp_path):
     clients = late_clients(tmp_path / "wards", 12, method="fedavg")
-    clients.job = replace(clients.job, deadline=1.0)
-    transport, lines = slow(clients), []
-    send = transport.send
-    lost = []
+    transport, lines, lost = slow(clients), [], []
+    transport.deadlines = {"c": 8}
+    answer = transport._clients["c"]
 
-    def lose(client, body):
+    def lose(body):
         request = decode_request(body)
-        if client == "c" and request.task == "client" and not lost:
+        if request.task == "client" and not lost:
             lost.append(request.round)
-            return
-        send(client, body)
+            transport.speeds = SLOW | {"c": 10**6}  # no answer comes
+        else:
+            transport.speeds = SLOW
+        return answer(body)
 
-    transport.send = lose
-    receive = transport.receive
-
-    def take_time():
-        time.sleep(0.05)
-        return receive()
-
-    transport.receive = take_time
-    training = train(clients, transport, log=lines.append, compile_time=0.0)
+    transport._clients["c"] = lose
+    training = train(clients, transport, log=lines.append)
     assert training.round == 12
-    assert lines[0] == "no answer in time from c"
-    record = record_of(clients)
-    of_lost = record.filter(client="c")
+    assert lines == ["no answer in time from c"]
+    of_lost = record_of(clients).filter(client="c")
     assert len(of_lost) and (of_lost["round"] - 1 - of_lost["age"]).min() > lost[0]
     assert_same(training.server, replayed(clients, 12).training.server)
 
 
 def test_an_answer_after_the_deadline_is_not_counted(tmp_path):
-    clients = late_clients(tmp_path / "wards", 8, method="fedavg")
-    clients.job = replace(clients.job, deadline=1.0)
-    transport, lines = slow(clients, SLOW | {"c": 40}), []
-    receive = transport.receive
-
-    def take_time():
-        time.sleep(0.04)
-        return receive()
-
-    transport.receive = take_time
-    training = train(clients, transport, log=lines.append, compile_time=0.0)
-    assert training.round == 8
+    clients = late_clients(tmp_path / "wards", 12, method="fedavg")
+    transport, lines = slow(clients, SLOW | {"c": 9}), []
+    transport.deadlines = {"c": 6}
+    training = train(clients, transport, log=lines.append)
+    assert training.round == 12
     assert "no answer in time from c" in lines
+    assert any(line.startswith("client c: it answers exchange") for line in lines)
     assert "c" not in set(record_of(clients)["client"])
-    assert_same(training.server, replayed(clients, 8).training.server)
+    assert_same(training.server, replayed(clients, 12).training.server)
 
 
 @pytest.mark.as_shipped

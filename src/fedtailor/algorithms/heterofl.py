@@ -27,6 +27,7 @@ from fedtailor.protocol import (
     LocalTrainer,
     Params,
     Population,
+    Predictor,
     ServerState,
     StepGradient,
     Streams,
@@ -66,10 +67,11 @@ class HeteroFL(Algorithm):
 
         w_i = SGD(W[:r_i, :r_i]; D_i),    W_jk <- sum_i q_i w_ijk / sum_i q_i,    over the i that have (j, k)
 
-    A number that no reporter has stays. In training, but not in predictions, all layers
-    but the head are followed by the factor 1 / r_i (the paper's scaler). If all clients
-    have one network this is FedAvg, to the bit. Each client, and each newcomer, predicts
-    with its part of the model. A number that a single client has is that client's, so
+    A number that no reporter has stays. All layers but the head are followed by the factor
+    1 / r_i (the paper's scaler). If all clients have one network this is FedAvg, to the
+    bit. Each client, and each newcomer, predicts with its part of the model, and with this
+    factor, as in its training. (The released code predicts with the widest model, whose
+    factor is 1, at all clients.) A number that a single client has is that client's, so
     that secure aggregation does not apply.
 
     The paper's clients also leave the classes that they do not have out of the loss and of
@@ -98,7 +100,7 @@ class HeteroFL(Algorithm):
     decay 0.0005, 5 epochs of batch 10).
     """
     scale: bool = True
-    """Whether layers are followed by the factor 1 / r_i in training."""
+    """Whether layers are followed by the factor 1 / r_i."""
     weights: Literal["samples", "uniform"] = "uniform"
     """Weights of the average over reporters: equal (the paper), or by training samples
     n_i.
@@ -160,9 +162,6 @@ class HeteroFL(Algorithm):
         theta[is_held] = total[is_held] / weight[is_held]
         return server.replace(model=_in_all_widths(theta, server.own, server.nested))
 
-    def serve(self, server: HeteroFLState, cohort: Cohort) -> Downlink:
-        return Downlink({"model": Streams.everyone(server.model, len(cohort))})
-
     # on the client
     # ----------------------------------------------------------------------------------
 
@@ -171,10 +170,19 @@ class HeteroFL(Algorithm):
     ) -> tuple[ClientState, ClientUpdate]:
         gradient = None  # None: `local.sgd` uses the gradient of the usual loss
         if "rate" in inbox.values:
-            gradient = _scaled(1 / inbox.only("rate")[0], local)
+            gradient = _gradient(1 / inbox.only("rate")[0], local)
         return state, {
             "model": local.sgd(inbox.only("model"), self.sgd, gradient=gradient)
         }
+
+    def personal(
+        self, state: ClientState, inbox: Inbox, local: LocalTrainer
+    ) -> Predictor:
+        theta = inbox.only("model")
+        if "rate" not in inbox.values:
+            return theta
+        params = _scaled(local.params(theta), 1 / inbox.only("rate")[0], local)
+        return local.vector(params)
 
 
 def _networks(server: HeteroFLState, cohort: Cohort) -> NDArray[np.int64]:
@@ -195,22 +203,22 @@ def _in_all_widths(
     return jnp.asarray(theta)[None]
 
 
-def _scaled(factor: Float[Array, ""], local: LocalTrainer) -> StepGradient:
-    """The gradient of the loss of a network whose layers, but for the head, are followed
-    by a factor.
+def _scaled(params: Params, factor: Float[Array, ""], local: LocalTrainer) -> Params:
+    """The network whose layers, but for the head, are followed by a factor.
 
     A layer z W + b times a factor is the layer of W and b times the factor.
     """
-    head = head_of(local)
+    is_head = head_of(local).tree_mask(params)
+    return jax.tree.map(
+        lambda w, is_last: w if is_last else factor * w, params, is_head
+    )
+
+
+def _gradient(factor: Float[Array, ""], local: LocalTrainer) -> StepGradient:
+    """The gradient of the loss of a network with the factor of `_scaled`."""
 
     def gradient(params: Params, batch: Batch, step: Int[Array, ""]) -> Params:
-        is_head = head.tree_mask(params)
-
-        def times(params: Params) -> Params:
-            return jax.tree.map(
-                lambda w, is_last: w if is_last else factor * w, params, is_head
-            )
-
-        return times(local.batch_gradient(times(params), batch))
+        found = local.batch_gradient(_scaled(params, factor, local), batch)
+        return _scaled(found, factor, local)
 
     return gradient

@@ -39,7 +39,12 @@ from fedtailor.remote.plan import plan_of
 from fedtailor.remote.secret import run_identity
 from fedtailor.remote.secure_sums import KEYS, SUM
 from fedtailor.remote.statistics import Statistics
-from fedtailor.remote.sum_server import NamedArrays, SecureSumServer, SumStage
+from fedtailor.remote.sum_server import (
+    NamedArrays,
+    SecureSumServer,
+    SumStage,
+    send_stage,
+)
 from fedtailor.remote.transport import TooFewClients, Transport, send_and_receive
 from fedtailor.storage import PersonalModel
 from fedtailor.storage.export import export_models
@@ -271,26 +276,14 @@ class _Machines:
     ) -> dict[str, NamedArrays]:
         """Send the requests of one stage of a sum; the step is in the first one."""
         is_first = stage.task == KEYS
-        requests = {
-            name: self._request(
-                stage.task,
-                name,
-                {
-                    BOOST: step if is_first else True,
-                    SUM: {"kind": BOOST, "number": None, **stage.settings_for(name)},
-                },
-                {**arrays, **given} if is_first else arrays,
-            )
-            for name, arrays in stage.arrays.items()
-        }
-        replies = send_and_receive(
-            self._transport,
-            requests,
-            lambda request: stage.expected[request.client],
-            minimum=0,
-            log=self._log,
-        ).replies
-        return {name: reply.arrays for name, reply in replies.items()}
+
+        def request_of(name: str, arrays: NamedArrays) -> Request:
+            vector_id = {"kind": BOOST, "number": None, **stage.settings_for(name)}
+            more = {BOOST: step if is_first else True, SUM: vector_id}
+            arrays = {**arrays, **given} if is_first else arrays
+            return self._request(stage.task, name, more, arrays)
+
+        return send_stage(self._transport, stage, request_of, log=self._log)
 
     def _request(
         self,

@@ -37,7 +37,7 @@ from fedtailor.remote.late import LateRequests
 from fedtailor.remote.messages import ArraySpec, Reply, Request
 from fedtailor.remote.plan import Plan
 from fedtailor.remote.secure_sums import SUM
-from fedtailor.remote.sum_server import SumStage
+from fedtailor.remote.sum_server import NamedArrays, SumStage, send_stage
 from fedtailor.remote.transport import (
     POLL_INTERVAL_S,
     TooFewClients,
@@ -343,7 +343,7 @@ class RemoteExecutor:
 
     def _run_stage(
         self, stage: SumStage, vector_id: Mapping[str, Any], cohort: Cohort
-    ) -> dict[str, Mapping[str, np.ndarray]]:
+    ) -> dict[str, NamedArrays]:
         """Send the requests of one stage of secure aggregation.
 
         Args:
@@ -352,14 +352,14 @@ class RemoteExecutor:
             cohort: the cohort of the round.
 
         Returns:
-            The answers that arrived in time, by client. There may be fewer than the
-            minimum; `SecureSumServer` checks their number.
+            The answers, by client; see `send_stage`.
         """
         number = self._next_number(cohort.round)
         deadline = time.time() + self.rules.deadline
         description = self.plan.describe(self._phase)
-        requests = {
-            name: Request(
+
+        def request_of(name: str, arrays: NamedArrays) -> Request:
+            return Request(
                 self.plan.experiment,
                 cohort.round,
                 number,
@@ -371,17 +371,14 @@ class RemoteExecutor:
                 | {SUM: {**vector_id, **stage.settings_for(name)}},
                 arrays=arrays,
             )
-            for name, arrays in stage.arrays.items()
-        }
-        result = send_and_receive(
+
+        return send_stage(
             self._transport,
-            requests,
-            lambda request: stage.expected[request.client],
-            minimum=0,
+            stage,
+            request_of,
             log=self._log,
             poll_interval=self.rules.poll_interval,
         )
-        return {name: reply.arrays for name, reply in result.replies.items()}
 
     def repeat_exchanges(self) -> None:
         """Number the exchanges of this round from 0 again, as it is asked again.

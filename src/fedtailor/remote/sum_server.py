@@ -36,7 +36,7 @@ from fedtailor.remote.masks import (
     commitment,
     expand_mask,
 )
-from fedtailor.remote.messages import ArraySpec
+from fedtailor.remote.messages import ArraySpec, Request
 from fedtailor.remote.secure_sums import (
     KEYS,
     MAX_NEIGHBOURS,
@@ -46,7 +46,12 @@ from fedtailor.remote.secure_sums import (
     neighbour_graph,
 )
 from fedtailor.remote.sum_client import mask_session, pairwise_mask
-from fedtailor.remote.transport import TooFewClients
+from fedtailor.remote.transport import (
+    POLL_INTERVAL_S,
+    TooFewClients,
+    Transport,
+    send_and_receive,
+)
 
 NamedArrays = Mapping[str, np.ndarray]
 
@@ -89,6 +94,38 @@ class SumStage:
         if self.neighbours:
             settings["among"] = list(self.neighbours[client])
         return settings
+
+
+def send_stage(
+    transport: Transport,
+    stage: SumStage,
+    request_of: Callable[[str, NamedArrays], Request],
+    *,
+    log: Callable[[str], None],
+    poll_interval: float = POLL_INTERVAL_S,
+) -> dict[str, NamedArrays]:
+    """Send the requests of one stage of a sum.
+
+    Args:
+        transport: carries the messages.
+        stage: the stage.
+        request_of: makes the request to a client with the arrays that it is sent.
+        log, poll_interval: see `send_and_receive`.
+
+    Returns:
+        The answers that arrived in time, by client. There may be fewer than the minimum;
+        `SecureSumServer` checks their number.
+    """
+    requests = {name: request_of(name, arrays) for name, arrays in stage.arrays.items()}
+    replies = send_and_receive(
+        transport,
+        requests,
+        lambda request: stage.expected[request.client],
+        minimum=0,
+        log=log,
+        poll_interval=poll_interval,
+    ).replies
+    return {name: reply.arrays for name, reply in replies.items()}
 
 
 RunStage = Callable[[SumStage], Mapping[str, NamedArrays]]

@@ -6,6 +6,10 @@ from pathlib import Path
 import tyro
 
 from fedtailor._printable import say, say_status
+from fedtailor.cli.commands._federation_clients import (
+    agreed_statistics,
+    ready_clients,
+)
 from fedtailor.cli.options import as_option
 from fedtailor.protocol import require
 from fedtailor.remote.waits import check_wait
@@ -38,12 +42,7 @@ def boost(options: Boost) -> int:
     from fedtailor.remote.boosting_server import FOLDER, boost_clients
     from fedtailor.remote.job import read_job
     from fedtailor.remote.kit import COORDINATOR, JOB
-    from fedtailor.remote.policy import default_policy_note
-    from fedtailor.remote.service import (
-        agree_on_preprocessing,
-        connected,
-        wait_for_clients,
-    )
+    from fedtailor.remote.service import connected
     from fedtailor.remote.statistics import Statistics
     from fedtailor.remote.transport import TooFewClients
 
@@ -61,23 +60,15 @@ def boost(options: Boost) -> int:
     assert job.boosting is not None
     most = job.boosting.settings.trees
     with connected(options.dir, host=options.listen) as connection:
-        say(
-            f"{job.title}: waiting for {', '.join(connection.clients)} at {job.address}"
+        rows = ready_clients(connection, wait=options.wait)
+        statistics = agreed_statistics(
+            connection,
+            rows,
+            coordinator,
+            wait=options.wait,
+            known=Statistics.load(coordinator, job.schema),
         )
-        if line := default_policy_note(job):
-            say(line)
-        rows = wait_for_clients(connection, wait=options.wait)
-        say(f"{len(rows)} of {len(connection.clients)} clients are ready")
         try:
-            statistics = agree_on_preprocessing(
-                job,
-                connection.transport,
-                rows,
-                options.wait,
-                Statistics.load(coordinator, job.schema),
-            )
-            if statistics is not None:
-                statistics.save(coordinator)
             with explain_interrupt("stopped; nothing was kept"):
                 model = boost_clients(
                     job,

@@ -26,6 +26,10 @@ from fedtailor.cli.commands._federation_admin import (
     status,
 )
 from fedtailor.cli.commands._federation_boost import Boost, boost
+from fedtailor.cli.commands._federation_clients import (
+    agreed_statistics,
+    ready_clients,
+)
 from fedtailor.cli.commands._federation_describe import Describe, describe
 from fedtailor.cli.options import as_option, check_counts, parse
 from fedtailor.cli.output import write_text
@@ -314,15 +318,8 @@ def _serve(options: ServeOptions) -> int:
     from fedtailor.cli.progress import explain_interrupt, progress_of
     from fedtailor.remote.coordinate import coordinate
     from fedtailor.remote.kit import COORDINATOR
-    from fedtailor.remote.policy import default_policy_note
     from fedtailor.remote.run_log import RunLog
-    from fedtailor.remote.service import (
-        Greeter,
-        agree_on_preprocessing,
-        connected,
-        monitored,
-        wait_for_clients,
-    )
+    from fedtailor.remote.service import Greeter, connected, monitored
     from fedtailor.remote.statistics import Statistics, decorrelation_note
     from fedtailor.remote.transport import TooFewClients
     from fedtailor.storage.run_files import MANIFEST
@@ -352,38 +349,22 @@ def _serve(options: ServeOptions) -> int:
         monitor = stack.enter_context(
             monitored(options.dir / COORDINATOR, connection, log, options.monitor)
         )
-        say(
-            f"{connection.job.title}: waiting for {', '.join(connection.clients)} at"
-            f" {connection.job.address}"
-        )
-        if line := default_policy_note(connection.job):
-            say(line)
-        rows = wait_for_clients(
+        rows = ready_clients(
             connection, wait=options.wait, most_rows=options.most_rows, log=log
         )
-        for name, counts in rows.items():
-            say(f"{name}: {counts.sum()} rows")
-        say(f"{len(rows)} of {len(connection.clients)} clients are ready")
         if options.check:
             return 0
         job, known_statistics = connection.job, None
         if options.resume:
             known_statistics = Statistics.load(options.dir / COORDINATOR, job.schema)
-        try:
-            statistics = agree_on_preprocessing(
-                job,
-                connection.transport,
-                rows,
-                options.wait,
-                known_statistics,
-                log,
-            )
-        except TooFewClients as error:
-            raise ValueError(
-                f"{error}: the preprocessing needs all that are there; start again"
-            ) from None
-        if statistics is not None:
-            statistics.save(options.dir / COORDINATOR)
+        statistics = agreed_statistics(
+            connection,
+            rows,
+            options.dir / COORDINATOR,
+            wait=options.wait,
+            known=known_statistics,
+            log=log,
+        )
         if line := decorrelation_note(job.schema, statistics):
             say(line)
         advice = f"go on with fedtailor federation serve {options.dir} --resume"

@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy.special import softmax
 
 import fedtailor as ft
 from conformance.problems import (
@@ -31,11 +32,6 @@ NAMES = classification().names
 
 def mlp(dtype="float64", hidden=5):
     return models.mlp(hidden).bind((4,), 3, dtype=dtype)
-
-
-def softmax(outputs):
-    powers = np.exp(outputs - outputs.max())
-    return powers / powers.sum()
 
 
 def by_hand(federation, model, rounds, theta, *, rate, epochs=1, batch=1):

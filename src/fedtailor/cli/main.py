@@ -59,9 +59,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(arguments: list[str]) -> int:
     from fedtailor.cli import registry
     from fedtailor.cli.columns import check_typed_columns
+    from fedtailor.cli.names import HELP
     from fedtailor.cli.typed_names import check_names
 
-    if not arguments or arguments[0] in ("-h", "--help", "help"):
+    if not arguments or arguments[0] in (*HELP, "help"):
         say_block(_usage(registry.summaries()))
         return 0 if arguments else 2
     if arguments[0] in ("-V", "--version"):

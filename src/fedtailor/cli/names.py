@@ -6,6 +6,7 @@ from fedtailor._choice import require
 from fedtailor._printable import say_block
 
 HELP = ("-h", "--help")
+"""The arguments that ask for help."""
 
 
 def asks_for_help(arguments: Sequence[str]) -> bool:

@@ -31,6 +31,7 @@ from fedtailor.cli.commands._federation_clients import (
     ready_clients,
 )
 from fedtailor.cli.commands._federation_describe import Describe, describe
+from fedtailor.cli.names import HELP
 from fedtailor.cli.options import as_option, check_counts, parse
 from fedtailor.cli.output import write_text
 from fedtailor.protocol import require
@@ -237,7 +238,7 @@ class SimulateOptions:
 
 def federation(arguments: list[str]) -> int:
     """Runs a command for federations of machines."""
-    if not arguments or arguments[0] in ("-h", "--help"):
+    if not arguments or arguments[0] in HELP:
         say_block(USAGE)
         return 0 if arguments else 2
     name, *rest = arguments

@@ -145,8 +145,16 @@ def test_after_the_rounds_with_share_zero_it_is_fedavg():
     ("method", "network", "message"),
     [
         (lambda: FedDPA(share=1.0), None, "share is 1.0; it must be 0 or more"),
-        (FedDPA, lambda: mlp(4), "part 'local' is nothing of this model"),
-        (FedDPA, lambda: adapted(0), "part 'local' is nothing of this model"),
+        (
+            FedDPA,
+            lambda: mlp(4),
+            "two adapters of each weight, and this model has no second",
+        ),
+        (
+            FedDPA,
+            lambda: adapted(0),
+            "two adapters of each weight, and this model has no second",
+        ),
         (after, lambda: adapted(3), "a local adapter starts from the global one"),
         (after, lambda: adapted(freeze_a=True), "needs its rank; give lora"),
     ],

@@ -109,6 +109,12 @@ class FedDPA(FedPer):
         )
 
     def check(self, population: Population) -> None:
+        require(
+            self.part != "local"
+            or "local" in model_parts_of(population, "feddpa").parts,
+            "feddpa trains two adapters of each weight, and this model has no second one;"
+            " give lora(..., local_rank=8), or --model NAME:lora=8,local_rank=8",
+        )
         super().check(population)
         assert population.model is not None
         if not is_off(self.share):
@@ -118,7 +124,7 @@ class FedDPA(FedPer):
                 self.part == "local"
                 and scale_of_equal_adapters(population.model) is not None,
                 "with schedule 'after', a local adapter starts from the global one, and"
-                " needs its rank; give lora(..., rank=r, local_rank=r), without freeze_a",
+                " needs its rank; give lora(..., rank=8, local_rank=8), without freeze_a",
             )
 
     @property

@@ -269,6 +269,14 @@ def adapters_of(model: object) -> tuple[AdapterEntries, ...]:
     )
 
 
+def full_rank(model: object) -> int:
+    """The largest rank that an adapter of the model can have; 0 without adapters."""
+    if not isinstance(model, Model) or not isinstance(model.architecture, Lora):
+        return 0
+    adapted = model.architecture.adapted
+    return max(min(fan_in, fan_out) for _, fan_in, fan_out, _ in adapted)
+
+
 def scale_of_equal_adapters(model: object) -> float | None:
     """alpha / r, if each weight has two adapters of the same rank, of which all factors
     are trained; else None.

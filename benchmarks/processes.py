@@ -4,7 +4,9 @@
 python benchmarks/processes.py
 
 The examples are random numbers in a file, from which each process reads what it holds.
-Aggregation is canonical; the benchmark stops if the evaluations differ by a bit.
+Aggregation is canonical; the benchmark stops if the evaluations differ by a bit. What a
+process needs beside data and states (Python, JAX, compiled programs, the messages of a
+round) is measured with few clients that have few examples, and taken off.
 RECORD=1 writes measured/processes.json, from which docs/cluster.md has its table.
 """
 
@@ -24,6 +26,7 @@ import numpy as np
 INPUTS, CLASSES, HIDDEN = 784, 10, 100
 CLIENTS, EXAMPLES = 400, 160
 COHORT = 40
+FEW_CLIENTS, FEW_EXAMPLES = 44, 10
 WAYS = {
     "one process": (1, "whole"),
     "4 processes, each with everything": (4, "whole"),
@@ -60,32 +63,33 @@ def compare(clients: int, rounds: int) -> None:
         "examples, MB",
         "states, MB",
         "peak of a process, MB",
-        "of which before the data, MB",
-        "data and training, MB",
+        f"with {FEW_CLIENTS} clients of {FEW_EXAMPLES}, MB",
+        "beyond that, MB",
         "seconds of a round",
         title=f"{clients} clients of {EXAMPLES} examples, Ditto, {COHORT} a round",
     )
     bits = set()
     with tempfile.TemporaryDirectory() as folder:
-        data = Path(folder) / "data.safetensors"
-        command = [
-            sys.executable,
-            "-c",
-            f"import processes as p; p.make({clients}, {str(data)!r})",
-        ]
-        subprocess.run(command, check=True, cwd=Path(__file__).parent)
+        sizes = {"many": (clients, EXAMPLES), "few": (FEW_CLIENTS, FEW_EXAMPLES)}
+        for name, (count, examples) in sizes.items():
+            call = f"make({count}, {examples}, {f'{folder}/{name}'!r})"
+            command = [sys.executable, "-c", f"from processes import make; {call}"]
+            subprocess.run(command, check=True, cwd=Path(__file__).parent)
         for way, (processes, kind) in WAYS.items():
-            found = in_processes(processes, kind, data, rounds)
-            bits |= {one["bits"] for one in found}
-            largest = max(found, key=lambda one: one["peak"] - one["before"])
+            few, many = (
+                in_processes(processes, kind, Path(folder) / name, rounds)
+                for name in ("few", "many")
+            )
+            bits |= {one["bits"] for one in many}
+            least, most = (max(one["peak"] for one in all_) for all_ in (few, many))
             table.add_row(
                 way,
-                _range([one["examples"] for one in found]),
-                _range([one["states"] for one in found]),
-                _range([one["peak"] for one in found]),
-                _range([one["before"] for one in found]),
-                f"{largest['peak'] - largest['before']:.0f}",
-                f"{max(one['seconds'] for one in found):.2f}",
+                _range([one["examples"] for one in many]),
+                _range([one["states"] for one in many]),
+                f"{most:.0f}",
+                f"{least:.0f}",
+                f"{most - least:.0f}",
+                f"{max(one['seconds'] for one in many):.2f}",
             )
     show(console, table, "processes", "jax")
     if len(bits) > 1:
@@ -97,15 +101,15 @@ def _range(values: list[float]) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def make(clients: int, path: str) -> None:
+def make(clients: int, examples: int, path: str) -> None:
     """Write a federation of random examples."""
     from fedtailor.federation import Federation, Ragged, save
 
     rng = np.random.default_rng(0)
-    x = rng.normal(size=(clients * EXAMPLES, INPUTS)).astype(np.float32)
+    x = rng.normal(size=(clients * examples, INPUTS)).astype(np.float32)
     weights = rng.normal(size=(INPUTS, CLASSES)).astype(np.float32)
-    rows = np.arange(len(x)).reshape(clients, EXAMPLES)
-    train = EXAMPLES * 9 // 10
+    rows = np.arange(len(x)).reshape(clients, examples)
+    train = examples * 9 // 10
     federation = Federation(
         x=x,
         y=(x @ weights).argmax(axis=1),
@@ -153,8 +157,6 @@ def work(
     from fedtailor.executors import Settings
     from fedtailor.federation import load, load_share
 
-    jax.devices()
-    before = _memory()
     federation = load(data) if kind == "whole" else load_share(data)
     run = ft.run(
         ft.Ditto(sgd=ft.SGD(lr=0.05, batch_size=10)),
@@ -164,13 +166,12 @@ def work(
         participation=COHORT,
         evaluate_every=rounds,
         settings=Settings(canonical=True),
-        directory=data.parent / f"{kind}-{processes}",
+        directory=data.with_name(f"{data.name}-{kind}-{processes}"),
         checkpoint_every=rounds // 2,
     )
     frame = run.frame().write_csv().encode()
     states = jax.tree.leaves(run.executor.states.rows)
     found = {
-        "before": before,
         "peak": _memory(),
         "examples": run.executor.federation.x.nbytes / 1e6,
         "states": sum(np.asarray(leaf).nbytes for leaf in states) / 1e6,

@@ -10,7 +10,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental.multihost_utils import process_allgather
 from jaxtyping import Array
 from numpy.typing import NDArray
 
@@ -27,7 +26,7 @@ from fedtailor.executors.devices import Devices, ExchangeRequest
 from fedtailor.executors.map_clients import balanced_order
 from fedtailor.executors.settings import Settings
 from fedtailor.executors.share_states import write_states
-from fedtailor.federation.shares import Share, SharedData, gather_texts
+from fedtailor.federation.shares import Share, SharedData, gather, gather_texts
 from fedtailor.models import Model
 from fedtailor.protocol import (
     Answers,
@@ -54,8 +53,6 @@ class ShareExecutor(DeviceExecutor):
         federation: this process's clients.
         data: what is known of the clients of all processes.
     """
-
-    data: SharedData
 
     def __init__(
         self,
@@ -99,6 +96,7 @@ class ShareExecutor(DeviceExecutor):
             devices=devices,
             data=data,
         )
+        self._shared = data
         # Programs ask where the examples of a row's client are; here, of own ones only.
         start = np.zeros((len(data.names), devices.start[0].shape[1]), np.int32)
         start[data.positions] = devices.start[0]
@@ -129,7 +127,7 @@ class ShareExecutor(DeviceExecutor):
 
     def _process(self, clients: Clients) -> NDArray[np.int64]:
         """[m] the process that holds each client of a table."""
-        return self.data.process[clients.original_index]
+        return self._shared.process[clients.original_index]
 
     def _draw(
         self,
@@ -146,8 +144,8 @@ class ShareExecutor(DeviceExecutor):
         place = np.searchsorted(ends, number, side="right")
         owner = self.seen.original_index[rows[place]]
         before_end = ends[place] - number
-        is_own = self.data.process[owner] == self._number
-        own = np.searchsorted(self.data.positions, owner[is_own])
+        is_own = self._shared.process[owner] == self._number
+        own = np.searchsorted(self._shared.positions, owner[is_own])
         train = self.federation.train
         source = train.rows[train.offsets[own + 1] - before_end[is_own]]
         drawn = []
@@ -155,8 +153,8 @@ class ShareExecutor(DeviceExecutor):
             values = np.zeros((count, *pool.shape[1:]), pool.dtype)
             values[is_own] = pool[source]
             if self._processes > 1:
-                of_all = process_allgather(values)
-                values = of_all[self.data.process[owner], np.arange(count)]
+                of_all = gather(values)
+                values = of_all[self._shared.process[owner], np.arange(count)]
             drawn.append(values)
         return drawn[0], drawn[1]
 

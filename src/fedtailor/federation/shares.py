@@ -334,15 +334,23 @@ def _joined(parts: Iterable[Sequence[Any]]) -> list[Any]:
     return [entry for part in parts for entry in part]
 
 
+def gather(values: NDArray[Any]) -> NDArray[Any]:
+    """An array of each process, in their order [processes, ...]. All must call it, with
+    equal shapes and types.
+    """
+    # As bytes: JAX would turn 64 bits into 32.
+    data = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+    of_all = np.asarray(process_allgather(data)).reshape(-1, len(data))
+    return of_all.view(values.dtype).reshape(-1, *values.shape)
+
+
 def gather_texts(text: str) -> list[str]:
     """The texts of all processes, in their order. All of them must call it."""
     if jax.process_count() == 1:
         return [text]
     data = np.frombuffer(text.encode(), np.uint8)
-    sizes = process_allgather(np.array([len(data)])).ravel()
+    sizes = gather(np.array([len(data)])).ravel()
     padded = np.zeros(int(sizes.max()), np.uint8)
     padded[: len(data)] = data
-    rows = process_allgather(padded)
-    return [
-        row[:size].tobytes().decode() for row, size in zip(rows, sizes, strict=True)
-    ]
+    rows = zip(gather(padded), sizes, strict=True)
+    return [row[:size].tobytes().decode() for row, size in rows]

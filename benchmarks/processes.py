@@ -81,14 +81,15 @@ def compare(clients: int, rounds: int) -> None:
                 for name in ("few", "many")
             )
             bits |= {one["bits"] for one in many}
-            least, most = (max(one["peak"] for one in all_) for all_ in (few, many))
+            beyond = [b["peak"] - a["peak"] for a, b in zip(few, many, strict=True)]
             table.add_row(
                 way,
-                _range([one["examples"] for one in many]),
-                _range([one["states"] for one in many]),
-                f"{most:.0f}",
-                f"{least:.0f}",
-                f"{most - least:.0f}",
+                *(
+                    _range([one[name] for one in many])
+                    for name in ("examples", "states")
+                ),
+                *(_range([one["peak"] for one in all_]) for all_ in (many, few)),
+                _range(beyond),
                 f"{max(one['seconds'] for one in many):.2f}",
             )
     show(console, table, "processes", "jax")

@@ -52,6 +52,13 @@ class ShareExecutor(DeviceExecutor):
     Attributes:
         federation: this process's clients.
         data: what is known of the clients of all processes.
+
+    Example:
+        >>> from fedtailor.executors import ShareExecutor
+        >>> model = ft.models.logistic().bind((8, 8), 10)
+        >>> executor = ShareExecutor(ft.federation.share(federation), model)
+        >>> len(executor.federation), executor.shards % executor.machine["processes"]
+        (20, 0)
     """
 
     def __init__(

@@ -210,7 +210,8 @@ def test_a_baseline_that_is_ahead_is_in_the_first_line(tmp_path, monkeypatch):
     experiment = with_baselines(tmp_path, {"trees-alone": "perfect"})
     verdict = decide(experiment, "shift").verdict
     assert verdict.headline[0].startswith(
-        "Ahead of every federated method: trees-alone title, 100.0 against 70.0 of LOCAL,"
+        "Ahead of every federated method: trees-alone title, which needs no pooled rows,"
+        " 100.0 against 70.0 of LOCAL,"
         " +30.0 points of accuracy (95 %: "
     )
     assert verdict.headline[0].endswith("): not shown to be better.")

@@ -129,8 +129,8 @@ class Verdict:
         """
         chosen, title = list(self.clients), ""
         note = (
-            "Rows: test rows of one split. Ranges: 95 % intervals. Gains: + is better,"
-            " unclear if the range contains 0."
+            "Rows: test rows of one split. Ranges: 95 % intervals, each for itself. Gains:"
+            " + is better, unclear if the range contains 0."
         )
         if most is not None and len(chosen) > most:
             sign = 1 if self.unit.higher_is_better else -1
@@ -144,8 +144,8 @@ class Verdict:
             self.client_column,
             "use",
             f"expected\n{self.unit.label}",
-            "over training\nalone",
-            f"over\n{self._baseline_name()}",
+            "gain over\ntraining alone",
+            f"gain over\n{self._baseline_name()}",
         ]
         return ReportTable(
             title,
@@ -667,7 +667,7 @@ def _use_sentence(
         text = f"{use}, but for {names} what the table says. {method}: {what}."
     others = [label for label in chosen.close if label != method]
     if not others:
-        reason = "it beats all other methods by more than a standard error"
+        reason = "it beats all other federated methods by more than a standard error"
     elif method == chosen.best:
         reason = (
             "it is the best, and the simplest of those that tie with it within a standard"
@@ -679,7 +679,7 @@ def _use_sentence(
             f" ({chosen.best} is the best of them)"
         )
     if others and base is not None and base not in chosen.close:
-        reason += "; training alone is behind these"
+        reason += "; training alone lags there"
     return f"{text} On validation data {reason}."
 
 
@@ -747,8 +747,8 @@ def _ahead(tests: Tests, baselines: Mapping[str, TrainedBaseline]) -> list[str]:
     shown = everywhere and seeds >= MIN_SEEDS
     text = (
         f"{'Better than' if shown else 'Ahead of'} every federated method:"
-        f" {title}, {tests.text(label)} against {tests.text(best)} of {best},"
-        f" {tests.gain_text(gain)}"
+        f" {title}, which needs no pooled rows, {tests.text(label)} against"
+        f" {tests.text(best)} of {best}, {tests.gain_text(gain)}"
     )
     return [f"{text}." if shown else f"{text}: not shown to be better.", *advice]
 
@@ -790,7 +790,7 @@ def _hurt_sentences(hurt: Hurt | None) -> list[str]:
         return []
     return [
         f"By these figures {hurt.worse} of {hurt.clients} clients would do better alone"
-        f" than by {hurt.method} (shown for {hurt.shown})."
+        f" than by {hurt.method} (shown for {hurt.shown or 'none'})."
     ]
 
 

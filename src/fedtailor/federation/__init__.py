@@ -16,6 +16,7 @@ from fedtailor.federation.partition import (
     Stratified,
 )
 from fedtailor.federation.poison import BackDoor, WrongLabels, liars_among
+from fedtailor.federation.public import set_aside
 from fedtailor.federation.sizes import LogNormal, PowerLaw, SizeLaw, Uniform
 from fedtailor.federation.storage import load, save
 from fedtailor.federation.transforms import LabelPermutations, Rotations, standardize
@@ -51,5 +52,6 @@ __all__ = [
     "liars_among",
     "load",
     "save",
+    "set_aside",
     "standardize",
 ]

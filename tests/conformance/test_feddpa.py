@@ -13,9 +13,10 @@ from conformance.problems import (
     softmax_model,
     train,
 )
-from fedtailor.algorithms import FedAvg, FedDPA, Local
+from fedtailor.algorithms import FedAvg, FedDPA, FineTune, Local
 from fedtailor.models import lora, merged, mlp
 from fedtailor.models.parameter_layout import layout_of
+from fedtailor.protocol import SGD
 from fedtailor.runs import run
 from fedtailor.testing import classification as clients
 
@@ -93,12 +94,69 @@ def test_with_nothing_shared_clients_train_alone_and_with_nothing_own_it_is_feda
         np.testing.assert_allclose(personal(found), personal(expected), **EXACT)
 
 
+# FedDPA-F
+# --------------------------------------------------------------------------------------
+
+TUNE = SGD(lr=0.05, epochs=3, batch_size=8)
+
+
+def after(share=0.3):
+    return FedDPA(sgd=PLAIN, share=share, schedule="after", tune=TUNE)
+
+
+def merged_models(done):
+    """[m, d] the clients' networks without adapters, in the order of their names."""
+    return np.stack(
+        [
+            merged(done.model, jnp.asarray(own.theta))[1]
+            for own in done.personal_models().values()
+        ]
+    )
+
+
+def test_after_the_rounds_a_copy_of_the_global_adapter_is_fine_tuned():
+    """W + (1 - share) B A + share B_i A_i, where FineTune has trained B_i A_i; the scale
+    of adapters is not 1.
+    """
+    federation, share = clients(CLIENTS), 0.3
+    network = adapted(alpha=3.0)
+    done = run(after(share), federation, network, ROUNDS)
+    one = adapted(0, alpha=3.0)
+    common = run(FedAvg(sgd=PLAIN), federation, one, ROUNDS)
+    tuned = run(FineTune(sgd=PLAIN, tune=TUNE), federation, one, ROUNDS)
+    expected = (1 - share) * merged_models(common) + share * merged_models(tuned)
+    assert np.abs(merged_models(tuned) - merged_models(common)).max() > 1e-2
+    np.testing.assert_allclose(merged_models(done), expected, rtol=0, atol=1e-5)
+    # Only the global adapter travels, as in FedAvg.
+    assert done.summary().bytes_up == common.summary().bytes_up
+    assert done.summary().bytes_down == common.summary().bytes_down
+
+
+def test_after_the_rounds_with_share_zero_it_is_fedavg():
+    federation = clients(CLIENTS)
+    found = run(after(0.0), federation, adapted(), ROUNDS)
+    expected = run(FedAvg(sgd=PLAIN), federation, adapted(0), ROUNDS)
+    np.testing.assert_allclose(
+        merged_models(found), merged_models(expected), rtol=0, atol=1e-5
+    )
+
+
 @pytest.mark.parametrize(
     ("method", "network", "message"),
     [
         (lambda: FedDPA(share=1.0), None, "share is 1.0; it must be 0 or more"),
-        (FedDPA, lambda: mlp(4), "part 'local' is nothing of this model"),
-        (FedDPA, lambda: adapted(0), "part 'local' is nothing of this model"),
+        (
+            FedDPA,
+            lambda: mlp(4),
+            "two adapters of each weight, and this model has no second",
+        ),
+        (
+            FedDPA,
+            lambda: adapted(0),
+            "two adapters of each weight, and this model has no second",
+        ),
+        (after, lambda: adapted(3), "a local adapter starts from the global one"),
+        (after, lambda: adapted(freeze_a=True), "needs its rank; give lora"),
     ],
 )
 def test_what_does_not_fit_is_told_in_one_line(method, network, message):

@@ -1,7 +1,10 @@
 """FlexLoRA: products of adapters are averaged, and each client gets the best of its rank."""
 
+from dataclasses import replace
+
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from conformance.examples import PLAIN, TRAINED
@@ -10,10 +13,28 @@ from fedtailor.algorithms import FedAvg, FlexLoRA
 from fedtailor.algorithms.flexlora import best_factors
 from fedtailor.models import lora, merged, mlp
 from fedtailor.models.low_rank import adapters_of
+from fedtailor.protocol import SGD
 from fedtailor.runs import run
 from fedtailor.testing import classification as clients
 
 CLIENTS = 4
+
+
+def sent_in(monkeypatch, method, federation, network, rounds):
+    """A run, and what reporters sent in each round."""
+    sent, original = [], FlexLoRA.server
+
+    def server(self, server, downlink, answers, cohort):
+        sent.append(np.asarray(answers.reporters("model")))
+        return original(self, server, downlink, answers, cohort)
+
+    monkeypatch.setattr(FlexLoRA, "server", server)
+    return run(method, federation, network, rounds), sent
+
+
+def whole(done, theta):
+    """The network with its adapters added to its weights."""
+    return np.asarray(merged(done.model, jnp.asarray(theta))[1])
 
 
 def test_factors_are_the_nearest_of_their_rank_to_the_mean_product():
@@ -32,26 +53,96 @@ def test_factors_are_the_nearest_of_their_rank_to_the_mean_product():
         cut = np.linalg.norm(total - best_b[:, :rank] @ best_a[:rank])
         np.testing.assert_allclose(cut, np.linalg.norm(lengths[rank:]), rtol=1e-10)
     assert best_factors(weights, a, 0 * b) is None
+    # Large singular values in both factors: the same product, and equal lengths.
+    assert (lengths[:3] > 1).any()
+    both_a, both_b = best_factors(weights, a, b, "both")
+    np.testing.assert_allclose(both_b @ both_a, best_b @ best_a, atol=1e-12)
+    expected = np.maximum(1, np.sqrt(lengths[:3]))
+    np.testing.assert_allclose(np.linalg.norm(both_a, axis=1), expected, rtol=1e-12)
+    np.testing.assert_allclose(
+        np.linalg.norm(both_b, axis=0), lengths[:3] / expected, rtol=1e-12
+    )
 
 
 def test_at_full_rank_the_network_is_the_mean_of_the_clients_networks(monkeypatch):
-    """What averages of the factors do not give."""
-    network, federation = lora(mlp(5), rank=5), clients(CLIENTS)
-    away = {}
-    for kind in (FlexLoRA, FedAvg):
-        method = kind(sgd=PLAIN, weights="uniform")
-        sent, original = [], kind.server
+    """What averages of the factors do not give; by samples, of which clients have
+    different numbers.
+    """
+    network, federation = lora(mlp(5), rank=4), clients(CLIENTS)
+    far = replace(PLAIN, lr=0.5)
+    method = FlexLoRA(sgd=far, ranks=(4,))
+    done, sent = sent_in(monkeypatch, method, federation, network, 2)
+    sizes = federation.train.sizes[np.argsort(federation.ids)]
+    assert len(set(sizes.tolist())) > 1
+    networks = np.stack([whole(done, theta) for theta in sent[-1]])
+    expected = sizes / sizes.sum() @ networks
+    found = whole(done, done.training.server.model[0])
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+    averaged = whole(done, sizes / sizes.sum() @ sent[-1])
+    assert np.abs(averaged - expected).max() > 1e-4
 
-        def server(self, server, downlink, answers, cohort, sent=sent, do=original):
-            sent.append(np.asarray(answers.reporters("model")))
-            return do(self, server, downlink, answers, cohort)
 
-        monkeypatch.setattr(kind, "server", server)
-        done = run(method, federation, network, 2)
-        networks = [merged(done.model, jnp.asarray(each))[1] for each in sent[-1]]
-        found = merged(done.model, done.training.server.model[0])[1]
-        away[method.about.name] = np.abs(found - np.mean(networks, axis=0)).max()
-    assert away["flexlora"] < 1e-6 < 1e-4 < away["fedavg"]
+def test_a_single_client_gets_its_own_product_back(monkeypatch):
+    """At a rank below the full one, which no approximation is needed for."""
+    method = FlexLoRA(sgd=PLAIN, ranks=(2,))
+    done, sent = sent_in(monkeypatch, method, clients(1), lora(mlp(5), rank=3), 2)
+    found = done.training.server.model[0]
+    np.testing.assert_allclose(
+        whole(done, found), whole(done, sent[-1][0]), rtol=0, atol=1e-6
+    )
+    assert np.abs(np.asarray(found) - sent[-1][0]).max() > 1e-2  # other factors
+
+
+def test_what_is_beyond_a_clients_rank_stays_zero_in_its_training(monkeypatch):
+    """With momentum, weight decay and Adam; and a message has the size of all ranks."""
+    sgd = SGD(lr=0.1, momentum=0.9, weight_decay=0.01, epochs=2, batch_size=8)
+    for trained in (sgd, SGD(optimizer=optax.adam(0.01), epochs=2, batch_size=8)):
+        method = FlexLoRA(sgd=trained, ranks=(1, 3))
+        network = lora(mlp(5), rank=3)
+        done, sent = sent_in(monkeypatch, method, clients(CLIENTS), network, 2)
+        for adapter in adapters_of(done.model):
+            assert not sent[-1][::2][:, adapter.a[1:]].any()
+            assert not sent[-1][::2][:, adapter.b[:, 1:]].any()
+            assert sent[-1][1::2][:, adapter.b].all(axis=0).any()
+        assert done.summary().bytes_up == CLIENTS * 2 * 4 * done.model.size
+
+
+def test_the_order_of_the_clients_changes_nothing():
+    """Ranks belong to names, and products do not depend on the order of their terms."""
+    rng = np.random.default_rng(1)
+    a, b = rng.normal(size=(5, 3, 8)), rng.normal(size=(5, 6, 3))
+    weights, order = rng.dirichlet(np.ones(5)), rng.permutation(5)
+    one = best_factors(weights, a, b)
+    other = best_factors(weights[order], a[order], b[order])
+    np.testing.assert_allclose(other[1] @ other[0], one[1] @ one[0], atol=1e-10)
+    federation = clients(CLIENTS)
+    method = FlexLoRA(sgd=PLAIN, ranks=(1, 3), named=(f"{federation.names[0]}=2",))
+    found = [
+        run(method, given, lora(mlp(5), rank=3), 2).training.server.model
+        for given in (federation, federation.only(federation.names[::-1]))
+    ]
+    np.testing.assert_array_equal(found[0], found[1])
+
+
+def ranks_of(method, count):
+    """Name -> rank, for as many clients."""
+    federation = clients(count)
+    done = run(method, federation, lora(mlp(5), rank=4), 1)
+    first = adapters_of(done.model)[0]
+    return {
+        name: int(np.abs(done.personal(name).theta[first.a]).any(axis=1).sum())
+        for name in federation.names
+    }
+
+
+def test_ranks_by_shares_and_by_name():
+    method = FlexLoRA(sgd=PLAIN, ranks=(1, 2, 4), shares=(0.5, 0.3, 0.2))
+    found = ranks_of(method, 10)
+    counts = [list(found.values()).count(rank) for rank in (1, 2, 4)]
+    assert counts == [5, 3, 2]
+    one, other = list(found)[:2]
+    named = FlexLoRA(sgd=PLAIN, named=(f"{one}=3", f"{other}=1"))
+    assert list(ranks_of(named, 4).values()) == [3, 1, 4, 4]
 
 
 def test_clients_stay_in_their_rank_and_newcomers_get_the_largest():
@@ -76,6 +167,23 @@ def test_without_adapters_it_is_fedavg_to_the_bit():
     found = train(FlexLoRA(sgd=TRAINED), data, model, 3)
     expected = train(FedAvg(sgd=TRAINED), data, model, 3)
     np.testing.assert_array_equal(found.server.model, expected.server.model)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"ranks": (1, 2), "shares": (1.0,)}, "there are 1 shares and 2 ranks; give"),
+        ({"ranks": (1, 2), "shares": (0.5, 0.6)}, "they must be 0 or more, and add up"),
+        ({"named": ("a",)}, "named holds 'a'; write NAME=RANK with a rank of 1 or"),
+        ({"named": ("a=0",)}, "named holds 'a=0'; write NAME=RANK"),
+        ({"named": ("a=1", "a=2")}, "named gives two ranks to 'a'; give it one"),
+        ({"named": ("a=1",)}, "named gives a rank to 'a', and no client that trains"),
+        ({"ranks": (6,)}, "a client has the rank 6, and the full rank of the largest"),
+    ],
+)
+def test_wrong_settings_end_in_one_line(settings, message):
+    with pytest.raises(ValueError, match=message):
+        run(FlexLoRA(**settings), clients(CLIENTS), lora(mlp(5), rank=9), 1)
 
 
 @pytest.mark.parametrize(

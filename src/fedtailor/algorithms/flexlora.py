@@ -9,12 +9,13 @@ from jaxtyping import Array, Float
 from numpy.typing import NDArray
 
 from fedtailor.aggregation import mix, reporter_weights
-from fedtailor.models.low_rank import AdapterEntries, adapters_of
+from fedtailor.models.low_rank import AdapterEntries, adapters_of, full_rank
 from fedtailor.protocol import (
     SGD,
     About,
     Algorithm,
     Answers,
+    Clients,
     ClientState,
     ClientUpdate,
     Cohort,
@@ -29,6 +30,9 @@ from fedtailor.protocol import (
     require,
     server_state,
 )
+
+Split = Literal["b", "both"]
+"""See `FlexLoRA.split`."""
 
 
 @server_state
@@ -55,8 +59,11 @@ class FlexLoRA(Algorithm):
 
     All other entries of the model are averaged as in FedAvg, so that without adapters
     this is FedAvg. The model is `lora(network, rank=r)`. Clients of a rank below r hold
-    zeros in place of the rest, which plain SGD leaves at zero; messages still have the
-    size of rank r. The server computes with each client's adapters.
+    zeros in place of the rest, which training leaves at zero to the bit; messages still
+    have the size of rank r. The server computes with each client's adapters.
+
+    Ranks are dealt out in the order of the clients' ids, which are digests of their
+    names, so that neighbours in a list of clients do not get one rank.
     """
 
     # How `fedtailor algorithms` describes this method; `About` explains the fields.
@@ -78,6 +85,15 @@ class FlexLoRA(Algorithm):
     """The ranks of the clients, in the order of their ids; the list begins anew where it
     ends. Empty = all have the model's rank.
     """
+    shares: tuple[float, ...] = ()
+    """The share of clients that each of `ranks` gets; empty = they take turns."""
+    named: tuple[str, ...] = ()
+    """The ranks of single clients, as "NAME=RANK"; `ranks` are those of the others."""
+    split: Split = "b"
+    """Where the singular values S go: "b" = all into B (the paper), "both" = the root of
+    those above 1 into A, too. Steps along A grow with B, so that training with large
+    adapters diverges later.
+    """
     weights: Literal["samples", "uniform"] = "samples"
     """Weights of the average over reporters: by training samples n_i, or equal."""
 
@@ -86,9 +102,21 @@ class FlexLoRA(Algorithm):
             all(rank >= 1 for rank in self.ranks),
             f"ranks are {self.ranks}; each must be 1 or more",
         )
+        if self.shares:
+            require(
+                len(self.shares) == len(self.ranks),
+                f"there are {len(self.shares)} shares and {len(self.ranks)} ranks; give"
+                " each rank the share of clients that gets it",
+            )
+            require(
+                min(self.shares) >= 0 and abs(sum(self.shares) - 1) < 1e-6,
+                f"shares are {self.shares}; they must be 0 or more, and add up to 1",
+            )
+        _named_ranks(self.named)
 
     def check(self, population: Population) -> None:
-        if not self.ranks:
+        named = _named_ranks(self.named)
+        if not self.ranks and not named:
             return
         adapters = adapters_of(population.model)
         require(
@@ -96,11 +124,24 @@ class FlexLoRA(Algorithm):
             "ranks are those of low-rank adapters, and the model has none that train"
             " both factors; give fedtailor.models.lora(network, rank=...)",
         )
-        largest = max(len(adapter.a) for adapter in adapters)
+        highest = max((*self.ranks, *named.values()))
+        possible = full_rank(population.model)
         require(
-            max(self.ranks) <= largest,
-            f"a client has the rank {max(self.ranks)} and the model's adapters have"
-            f" {largest}; give lora a rank of {max(self.ranks)}",
+            highest <= possible,
+            f"a client has the rank {highest}, and the full rank of the largest weight"
+            f" with an adapter is {possible}; give ranks of {possible} or less",
+        )
+        largest = _largest(adapters)
+        require(
+            highest <= largest,
+            f"a client has the rank {highest} and the model's adapters have {largest};"
+            f" give lora a rank of {highest}",
+        )
+        unknown = sorted(named.keys() - set(population.names))
+        require(
+            not unknown,
+            f"named gives a rank to {unknown[0] if unknown else ''!r}, and no client that"
+            f" trains has this name; names are such as {population.names[0]!r}",
         )
 
     # on the server
@@ -114,32 +155,55 @@ class FlexLoRA(Algorithm):
         theta = np.asarray(init(0))
         return FlexLoRAState(self._in_ranks(theta, _entries(a, b)), a, b)
 
-    def _distinct(self) -> tuple[int, ...]:
-        """The different ranks, the largest one last; none if all have the model's."""
-        return tuple(sorted(set(self.ranks)))
-
     def _in_ranks(
         self, theta: Float[np.ndarray, " d"], adapters: Sequence[AdapterEntries]
     ) -> Float[Array, "s d"]:
         """A model in each of the clients' ranks."""
-        models = np.stack([theta] * max(1, len(self._distinct())))
-        for model, rank in zip(models, self._distinct(), strict=False):
+        distinct = self._distinct(_largest(adapters))
+        models = np.stack([theta] * len(distinct))
+        for model, rank in zip(models, distinct, strict=True):
             model[_beyond(rank, adapters)] = 0
         return jnp.asarray(models)
 
-    def _stream_of(self, cohort: Cohort) -> NDArray[np.int64]:
+    def _distinct(self, largest: int) -> tuple[int, ...]:
+        """The different ranks, the largest one last.
+
+        Args:
+            largest: the rank of clients that are given none.
+        """
+        named = _named_ranks(self.named).values()
+        return tuple(sorted({*(self.ranks or (largest,)), *named}))
+
+    def _ranks(self, clients: Clients, largest: int) -> NDArray[np.int64]:
+        """[m] the rank of each of the clients that take part."""
+        count = len(clients)
+        ranks, place = np.array(self.ranks or (largest,)), np.arange(count)
+        if self.shares:
+            # Each rank has a block of clients, which the middle of its client is in.
+            ends = np.cumsum(self.shares)[:-1]
+            found = ranks[np.searchsorted(ends, (place + 0.5) / count, side="right")]
+        else:
+            found = ranks[place % len(ranks)]
+        named = _named_ranks(self.named)
+        if named:
+            found = [
+                named.get(name, rank)
+                for name, rank in zip(clients.names, found.tolist(), strict=True)
+            ]
+        return np.asarray(found, np.int64)
+
+    def _stream_of(self, server: FlexLoRAState, cohort: Cohort) -> NDArray[np.int64]:
         """[c] the row of the server's models that each client of a cohort receives."""
-        distinct = self._distinct()
-        if not distinct:
-            return np.zeros(len(cohort), np.int64)
+        largest = _largest(_entries(server.a, server.b))
+        distinct = self._distinct(largest)
         if not cohort.seen:
             return np.full(len(cohort), len(distinct) - 1)
-        ranks = np.asarray(self.ranks)[cohort.position % len(self.ranks)]
+        ranks = self._ranks(cohort.clients, largest)[cohort.position]
         return np.searchsorted(distinct, ranks)
 
     def broadcast(self, server: FlexLoRAState, cohort: Cohort) -> Downlink:
         return Downlink(
-            {"model": Streams.by_index(server.model, self._stream_of(cohort))}
+            {"model": Streams.by_index(server.model, self._stream_of(server, cohort))}
         )
 
     def server(
@@ -159,13 +223,14 @@ class FlexLoRA(Algorithm):
             return server.replace(model=mean)
         theta = np.array(mean[0])
         # Noise or compression may have filled what is beyond a client's rank.
-        streams = self._stream_of(cohort)[cohort.reporting]
-        for row, stream in zip(sent, streams, strict=True):
-            if self.ranks:
-                row[_beyond(self._distinct()[stream], adapters)] = 0
+        ranks = self._ranks(cohort.clients, _largest(adapters))[cohort.reporters]
+        for row, rank in zip(sent, ranks.tolist(), strict=True):
+            row[_beyond(rank, adapters)] = 0
         reporters = weights[cohort.reporting]
         for adapter in adapters:
-            found = best_factors(reporters, sent[:, adapter.a], sent[:, adapter.b])
+            found = best_factors(
+                reporters, sent[:, adapter.a], sent[:, adapter.b], self.split
+            )
             if found is not None:
                 theta[adapter.a], theta[adapter.b] = found
         return server.replace(model=self._in_ranks(theta, adapters))
@@ -183,15 +248,17 @@ def best_factors(
     weights: Float[np.ndarray, " c"],
     a: Float[np.ndarray, "c r i"],
     b: Float[np.ndarray, "c o r"],
+    split: Split = "b",
 ) -> tuple[Float[np.ndarray, "r i"], Float[np.ndarray, "o r"]] | None:
     """The factors of rank r whose product is nearest to sum_i q_i B_i A_i.
 
     Args:
         weights: q.
         a, b: A_i and B_i.
+        split: see `FlexLoRA.split`.
 
     Returns:
-        A with orthonormal rows, and B with orthogonal columns, the longest first; None if
+        A with orthogonal rows, and B with orthogonal columns, the longest first; None if
         the sum is zero.
     """
     rank = a.shape[1]
@@ -204,9 +271,37 @@ def best_factors(
     u, lengths, v = np.linalg.svd(left_rest @ right_rest.T)
     if not lengths.any():
         return None
-    best_b = (left_basis @ u[:, :rank]) * lengths[:rank]
-    best_a = v[:rank] @ right_basis.T
+    lengths = lengths[:rank]
+    # A direction of length 0 keeps a row of A, without which B could not grow in it.
+    of_a = np.maximum(1, np.sqrt(lengths)) if split == "both" else np.ones(len(lengths))
+    best_b = (left_basis @ u[:, :rank]) * (lengths / of_a)
+    best_a = of_a[:, None] * (v[:rank] @ right_basis.T)
     return best_a, best_b
+
+
+def _named_ranks(named: Sequence[str]) -> dict[str, int]:
+    """Name of a client -> its rank.
+
+    Raises:
+        ValueError: an entry is not NAME=RANK, or a name is given twice.
+    """
+    ranks: dict[str, int] = {}
+    for entry in named:
+        name, _, rank = entry.rpartition("=")
+        is_rank = rank.isascii() and rank.isdecimal() and int(rank) >= 1
+        require(
+            name != "" and is_rank,
+            f"named holds {entry!r}; write NAME=RANK with a rank of 1 or more, such as"
+            " 'clinic a=4'",
+        )
+        require(name not in ranks, f"named gives two ranks to {name!r}; give it one")
+        ranks[name] = int(rank)
+    return ranks
+
+
+def _largest(adapters: Sequence[AdapterEntries]) -> int:
+    """The largest rank of the model's adapters; 0 if it has none."""
+    return max((len(adapter.a) for adapter in adapters), default=0)
 
 
 def _entries(
@@ -222,4 +317,4 @@ def _beyond(rank: int, adapters: Sequence[AdapterEntries]) -> NDArray[np.int64]:
         for adapter in adapters
         for part in (adapter.a[rank:].reshape(-1), adapter.b[:, rank:].reshape(-1))
     ]
-    return np.concatenate(parts)
+    return np.concatenate([np.zeros(0, np.int64), *parts])

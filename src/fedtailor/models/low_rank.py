@@ -269,6 +269,28 @@ def adapters_of(model: object) -> tuple[AdapterEntries, ...]:
     )
 
 
+def full_rank(model: object) -> int:
+    """The largest rank that an adapter of the model can have; 0 without adapters."""
+    if not isinstance(model, Model) or not isinstance(model.architecture, Lora):
+        return 0
+    adapted = model.architecture.adapted
+    return max(min(fan_in, fan_out) for _, fan_in, fan_out, _ in adapted)
+
+
+def scale_of_equal_adapters(model: object) -> float | None:
+    """alpha / r, if each weight has two adapters of the same rank, of which all factors
+    are trained; else None.
+    """
+    if not isinstance(model, Model) or not isinstance(model.architecture, Lora):
+        return None
+    lora = model.architecture
+    is_equal = all(
+        min(lora.rank, fan_in, fan_out) == min(lora.local_rank, fan_in, fan_out)
+        for _, fan_in, fan_out, _ in lora.adapted
+    )
+    return lora.alpha / lora.rank if is_equal and not lora.freeze_a else None
+
+
 def _adapted(whole: Model, where: str) -> tuple[tuple[str, int, int, bool], ...]:
     """The weights that get adapters; see `Lora.adapted`.
 

@@ -17,6 +17,7 @@ from fedtailor.federation.partition import (
 )
 from fedtailor.federation.poison import BackDoor, WrongLabels, liars_among
 from fedtailor.federation.public import set_aside
+from fedtailor.federation.shares import Share, load_share, share
 from fedtailor.federation.sizes import LogNormal, PowerLaw, SizeLaw, Uniform
 from fedtailor.federation.storage import load, save
 from fedtailor.federation.transforms import LabelPermutations, Rotations, standardize
@@ -39,6 +40,7 @@ __all__ = [
     "Ragged",
     "Rotations",
     "Shards",
+    "Share",
     "SizeLaw",
     "Split",
     "Stratified",
@@ -51,7 +53,9 @@ __all__ = [
     "from_partition",
     "liars_among",
     "load",
+    "load_share",
     "save",
     "set_aside",
+    "share",
     "standardize",
 ]

@@ -158,7 +158,8 @@ class FedMD(PersonalModelAlgorithm):
         """The public inputs, and the consensus once there is one."""
         assert cohort.public is not None
         public = jnp.asarray(cohort.public)[None]
-        streams = {INPUTS: Streams.everyone(public, len(cohort), already_held=True)}
+        everyone = np.zeros((len(cohort), 1), np.int32)
+        streams = {INPUTS: Streams(public, everyone, already_held=True)}
         if server.is_known:
             streams[SCORES] = Streams.everyone(server.consensus[None], len(cohort))
         return streams

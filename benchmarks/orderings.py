@@ -4,12 +4,11 @@ interval over seeds, verdict.
 python benchmarks/orderings.py                  prints them, one a line
 python benchmarks/reproduction.py --write       writes the pages that show them
 
-The orderings stand in orderings.toml, the numbers in results/; rows of
-results/NAME-again-quick are of methods that were run again, and replace those of
-results/NAME-quick. A verdict is "yes" where the 95 % interval of the difference lies
-above 0 (above minus a margin, where the paper says that two methods match), "no" where
-it lies below, and "open" otherwise. Intervals are Welch's, of two means over seeds whose
-deviations may differ; the tables' rounding, which could go either way, is added to them.
+The orderings stand in orderings.toml, the numbers in results/. A verdict is "yes" where
+the 95 % interval of the difference lies above 0 (above minus a margin, where the paper
+says that two methods match), "no" where it lies below, and "open" otherwise. Intervals
+are Welch's, of two means over seeds whose deviations may differ; the tables' rounding,
+which could go either way, is added to them.
 They treat the methods' seeds as unrelated, because results/ does not hold the single
 seeds, and do not correct for the number of orderings.
 """
@@ -313,28 +312,8 @@ def read_claims() -> dict[str, list[dict[str, Any]]]:
 
 
 def _rows(experiment: Path, table: str) -> dict[str, Row]:
-    """Row by algorithm. What a method that was run again has in its own folder replaces
-    what it had, in as many digits.
-    """
-    rows = dict(read_tables(experiment / "tables.csv")[table])
-    name = f"{experiment.name.removesuffix('-quick')}-again-quick"
-    again = experiment.with_name(name)
-    if again.exists():
-        for algorithm, row in _rows(again, table).items():
-            if algorithm in rows:
-                rows[algorithm] = {
-                    column: _again(cell, row, column)
-                    for column, cell in rows[algorithm].items()
-                }
-    return rows
-
-
-def _again(cell: str, row: Row, column: str) -> str:
-    """A cell as the new row has it, where it has it, in the old one's digits."""
-    if " ± " not in cell or f"{column} std" not in row:
-        return cell
-    digits = len(cell.split()[0].partition(".")[2])
-    return f"{float(row[column]):.{digits}f} ± {float(row[f'{column} std']):.{digits}f}"
+    """Row by algorithm."""
+    return read_tables(experiment / "tables.csv")[table]
 
 
 if __name__ == "__main__":

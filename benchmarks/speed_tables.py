@@ -1,4 +1,4 @@
-"""The tables of docs/speed*.md and docs/liars-measured.md from benchmarks/measured.
+"""The tables of docs/speed*.md, docs/cluster.md and docs/liars-measured.md from benchmarks/measured.
 
 python benchmarks/speed_tables.py --write    write them into the pages
 python benchmarks/speed_tables.py            say whether they are up to date
@@ -43,8 +43,9 @@ def written(page: str) -> str:
 
 
 def pages() -> list[Path]:
-    """The pages about speed, and about clients that lie."""
-    return [*sorted(DOCS.glob("speed*.md")), DOCS / "liars-measured.md"]
+    """The pages about speed, about several processes, and about clients that lie."""
+    others = ("cluster.md", "liars-measured.md")
+    return [*sorted(DOCS.glob("speed*.md")), *(DOCS / name for name in others)]
 
 
 def main() -> int:

@@ -15,6 +15,7 @@ import polars as pl
 import pytest
 
 import fedtailor
+import fedtailor as ft
 from conformance.examples import OPT_OUTS, OWN_STEPS, opt_outs_table
 from conformance.methods import methods_table
 from fedtailor.protocol import Algorithm
@@ -32,7 +33,7 @@ RUN = {
     "diagnose.md": 1,
     "own-data.md": 4,
     "write-an-algorithm.md": 2,
-    "cluster.md": 1,
+    "cluster.md": 2,
     "late.md": 1,
     "liars.md": 1,
     "networks.md": 1,
@@ -264,7 +265,7 @@ def test_cluster(tmp_path):
     """With one process, which is the address's own machine; what several do has tests
     of its own.
     """
-    (script,) = blocks("cluster.md")
+    script, share = blocks("cluster.md")
     (tmp_path / "train.py").write_text(script)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -282,6 +283,11 @@ def test_cluster(tmp_path):
     assert ended.returncode == 0, ended.stderr
     assert "ditto" in ended.stdout
     assert (tmp_path / "runs" / "ditto" / "manifest.toml").exists()
+    digits = ft.scenarios.digits_rotated(seed=0)
+    path = ft.federation.save(digits, tmp_path / "digits.safetensors")
+    names = {"ft": ft}
+    exec(share.replace("digits.safetensors", str(path)), names)
+    assert len(names["run"].metrics.values("accuracy")) == len(digits)
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "toml")])

@@ -293,25 +293,6 @@ def test_an_experiment_that_was_not_run_has_no_folder(script):
     assert script._experiment({"experiment": "not-there"}) is None
 
 
-def test_what_was_run_again_replaces_what_was_there(script, tmp_path):
-    """In numbers; what the paper publishes stays."""
-    old, new = tmp_path / "one-quick", tmp_path / "one-again-quick"
-    for folder in (old, new):
-        folder.mkdir()
-    (old / "tables.csv").write_text(
-        '(table),algorithm,a,"a, published"\n'
-        "mean,APFL,72.8 ± 0.6,90\nmean,Local,50.0 ± 0.1,60\n"
-    )
-    (new / "tables.csv").write_text(
-        "(table),algorithm,a,a std\n"
-        "mean,APFL,75.1432,0.27\nmean,(nothing learned),10.0,0.0\n"
-    )
-    found = script._rows(old, "mean")
-    texts = {name: script._measured(row, "a", 3).text for name, row in found.items()}
-    assert texts == {"APFL": "75.1 ± 0.3", "Local": "50.0 ± 0.1"}
-    assert found["APFL"]["a, published"] == "90"
-
-
 def test_ifca_is_not_above_the_personal_models(found):
     """The published claim; not that it is above pFedMe's global model, which the paper
     does not have.

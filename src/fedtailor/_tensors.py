@@ -3,12 +3,14 @@ read.
 """
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import NDArray
 from safetensors import SafetensorError, deserialize, safe_open
 
 DTYPES = {
@@ -90,6 +92,7 @@ class TensorFile(Mapping[str, np.ndarray]):
             length = int.from_bytes(file.read(8), "little")
             entries = json.loads(file.read(length))
         self._first = 8 + length
+        self._texts: dict[str, str] = entries.get("__metadata__") or {}
         self._entries = {
             name.removeprefix(prefix): entry
             for name, entry in entries.items()
@@ -106,6 +109,33 @@ class TensorFile(Mapping[str, np.ndarray]):
             return tensor(name, {**entry, "data": data})
         except ValueError as error:
             raise SafetensorError(str(error)) from None
+
+    def rows(self, name: str, rows: NDArray[np.integer[Any]]) -> np.ndarray:
+        """Some rows of an array, ascending. No others are read, and none is mapped: pages
+        of a mapped file count as memory of this process.
+
+        Raises:
+            SafetensorError, OSError: as for the whole array.
+        """
+        entry = self._entries[name]
+        shape = tuple(entry["shape"][1:])
+        size = DTYPES[entry["dtype"]].itemsize * math.prod(shape)
+        values = np.empty((len(rows), size), np.uint8)
+        # Rows that follow each other are read together.
+        starts = np.flatnonzero(np.diff(rows, prepend=-2) != 1)
+        ends = np.append(starts[1:], len(rows))
+        with self.path.open("rb") as file:
+            for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
+                file.seek(
+                    self._first + entry["data_offsets"][0] + int(rows[start]) * size
+                )
+                file.readinto(values[start:end])  # pyright: ignore[reportArgumentType]
+        return values.reshape(-1).view(DTYPES[entry["dtype"]]).reshape(-1, *shape)
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """The texts in the file."""
+        return self._texts
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries)

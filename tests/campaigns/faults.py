@@ -23,10 +23,13 @@ from campaigns.small_run import (
     start_on_table,
 )
 from fedtailor.boosting import (
+    BoostingProgress,
     BoostingSettings,
     boost_federation,
     load_boosted,
+    load_progress,
     save_boosted,
+    save_progress,
 )
 from fedtailor.cli import main
 from fedtailor.deployment import model_card, open_run
@@ -81,6 +84,9 @@ class Faults:
         write_calibration(self._calibration, folder / "calibration")
         self._trees = boost_federation(FEDERATION, TREES).shared
         save_boosted(self._trees, folder / "trees")
+        losses = np.linspace(0.7, 0.4, 1 + len(self._trees.trees)).tolist()
+        self._boosting = BoostingProgress(self._trees, tuple(losses))
+        save_progress(self._boosting, folder / "boosting", {"job": "a"})
         boost_table(self._table, folder / "boosted")
         self._uses_of_trees = self._use(folder / "boosted")
 
@@ -242,6 +248,19 @@ class Faults:
             return
         x = FEDERATION.x
         assert np.array_equal(found.outputs(x), self._trees.outputs(x))
+
+    def flip_bit_of_boosting(self, rng: np.random.Generator) -> None:
+        """A bit of the file of a boosting that is under way flips."""
+        path = self._copy("boosting")
+        self._flip(path, rng)
+        try:
+            found, origin = load_progress(path)
+        except ValueError as error:
+            assert "\n" not in str(error)
+            return
+        x = FEDERATION.x
+        assert np.array_equal(found.model.outputs(x), self._trees.outputs(x))
+        assert found.losses == self._boosting.losses and origin == {"job": "a"}
 
     def flip_bit_of_boosted(self, rng: np.random.Generator) -> None:
         """A bit of a run of federated boosting on a table flips."""
@@ -428,6 +447,7 @@ FAULTS = (
     "flip_bit_of_federation",
     "flip_bit_of_calibration",
     "flip_bit_of_trees",
+    "flip_bit_of_boosting",
     "flip_bit_of_boosted",
     "flip_bit_of_opened",
     "flip_bit_of_final",

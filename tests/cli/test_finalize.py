@@ -71,13 +71,15 @@ def test_a_comparison_ends_in_a_sentence_and_a_line_for_each_client(compared, ca
     assert code == 0
     lines = shown.splitlines()
     assert lines[0] == (
-        "ill.csv, 3 clients (site), judged by accuracy on rows that no training saw"
-        " (3 splits)"
+        "ill.csv: predicting sick for 3 clients (site), judged by accuracy (higher is"
+        " better) on rows that no training saw (3 random splits)"
     )
     assert any(line.startswith(("Use local:", "Use fedavg:")) for line in lines)
     for client in CLIENTS:
         (line,) = (line for line in lines if line.startswith(client))
-        assert "logistic" in line or "trees" in line
+        assert line.endswith(("better", "worse", "unclear"))
+    (baseline,) = (line for line in lines if line.startswith("Best baseline"))
+    assert "logistic" in baseline or "trees" in baseline
     assert "traffic (down: multicast)" not in shown
     _, long, _ = call("report", compared / "results", "--details")
     assert "traffic (down: multicast)" in long

@@ -49,6 +49,16 @@ def write(tmp_path):
     return to
 
 
+def test_a_quick_size_may_remove_what_is_removed_already(write):
+    """The file with a base removes a table, and the base's quick size does, too."""
+    write(FILE)
+    more = 'base = "e.toml"\nalgorithms.Hyp = false\npublished.mean.rotated = false\n'
+    path = write(f'{more}[algorithms.Local]\nuse = "local"\n', "more.toml")
+    for quick in (False, True):
+        experiment = load_experiment(path, quick=quick)
+        assert experiment.method_labels == ["FedAvg", "Local"]
+
+
 def test_a_file_becomes_rows_columns_and_candidates(write):
     experiment = load_experiment(write(FILE))
     assert experiment.method_labels == ["FedAvg", "Hyp, clusters 1", "Hyp, clusters 2"]

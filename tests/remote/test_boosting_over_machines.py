@@ -6,9 +6,16 @@ import numpy as np
 import polars as pl
 import pytest
 
-from fedtailor.boosting import boost_federation, load_boosted
+from fedtailor.boosting import (
+    BoostedModel,
+    BoostingProgress,
+    boost_federation,
+    load_boosted,
+    save_boosted,
+    save_progress,
+)
 from fedtailor.cli import main
-from fedtailor.remote.boosting_server import SHARED, TREES, boost_clients
+from fedtailor.remote.boosting_server import SHARED, TREES, UNDER_WAY, boost_clients
 from fedtailor.remote.boosting_wire import BOOST, most_steps
 from fedtailor.remote.examples import federation_from_rows
 from fedtailor.remote.messages import (
@@ -172,13 +179,63 @@ def test_lost_answers_are_asked_for_again(tmp_path):
     same_trees(model, clients.simulated[1].shared)
 
 
-def test_a_client_that_is_gone_ends_the_run_and_nothing_is_kept(tmp_path):
+def test_a_boosting_that_ended_early_goes_on_to_the_same_bits(tmp_path):
+    """The client that was lost comes back as a new process, which remembers nothing."""
     clients = Boosted(tmp_path / "job")
-    tap = Tap(clients.responders, lambda client, request: len(tap.sent) > 120)
-    object.__setattr__(clients.job, "deadline", 0.3)
+    deadline, grown = clients.job.deadline, []
+
+    def end_round(rounds):
+        grown.append(rounds)
+        if rounds == 3:
+            object.__setattr__(clients.job, "deadline", 0.3)
+
+    tap = Tap(clients.responders, lambda client, _: client == "b" and 3 in grown)
     with pytest.raises(TooFewClients):
-        clients.boost(tap, patience=0.1)
-    assert not [it for it in clients.directory.iterdir() if "boosted" in it.name]
+        clients.boost(tap, patience=0.1, after_round=end_round)
+    assert grown == [0, 1, 2, 3]
+    assert not (clients.directory / "boosted").exists()
+    object.__setattr__(clients.job, "deadline", deadline)
+    with pytest.raises(ValueError, match="--resume goes on with it, or delete it"):
+        clients.boost()
+    clients.responders["b"] = clients.client("b")
+    more = []
+    model = clients.boost(resume=True, after_round=more.append)
+    assert more == [3, 4, 5]
+    same_trees(model, clients.simulated[1].shared)
+    assert not (clients.directory / UNDER_WAY).exists()
+    for name in NAMES:
+        own = load_models(clients.store(name).directory / PERSONAL)[name]
+        data, simulated = clients.simulated
+        x = np.asarray(data.client(name).test.x)
+        found, expected = (
+            np.log(own.probabilities(x)),
+            simulated.models[name].outputs(x),
+        )
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_only_a_boosting_of_the_same_job_and_clients_goes_on(tmp_path):
+    clients = Boosted(tmp_path / "job")
+    with pytest.raises(ValueError, match=r"there is no boosting in .* to resume"):
+        clients.boost(resume=True)
+    path = clients.directory / UNDER_WAY
+    empty = BoostedModel(2, np.zeros(1), (), [np.zeros(1)] * 2)
+    progress = BoostingProgress(empty, (0.5,))
+    origin = {"job": clients.job.identity, "clients": list(NAMES)}
+    for changed, problem in (
+        ({"job": "another"}, "is of another job.toml"),
+        ({"clients": ["a", "b", "x"]}, "missing now: x; new: c, d"),
+    ):
+        save_progress(progress, path, origin | changed)
+        with pytest.raises(ValueError, match=problem) as error:
+            clients.boost(resume=True)
+        assert "\n" not in str(error.value)
+    save_boosted(empty, path)
+    with pytest.raises(ValueError, match="holds no boosting that is under way"):
+        clients.boost(resume=True)
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(ValueError, match="is damaged"):
+        clients.boost(resume=True)
 
 
 def first_steps(tap, name):

@@ -1,3 +1,4 @@
+import dataclasses
 import re
 
 import numpy as np
@@ -16,6 +17,25 @@ TABLE = ReportTable(
     ["method", "accuracy"],
     [["UCFL_x", "0.9 ± 0.1"], ["a|b", "50 %"]],
 )
+
+
+def test_texts_below_cells(capsys, monkeypatch):
+    """A terminal shows them below, Markdown in brackets, and no name makes a line."""
+    monkeypatch.setenv("COLUMNS", "80")
+    table = dataclasses.replace(TABLE, below=[["one\ntwo", "0.8 to 1.0"], ["", "x"]])
+    table.show()
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines[3:] == [
+        ["UCFL_x", "0.9", "±", "0.1"],
+        ["one", "two", "0.8", "to", "1.0"],
+        ["a|b", "50", "%"],
+        ["x"],
+    ]
+    assert r"| a\|b | 50 % (x) |" in table.markdown()
+    assert table.csv() == TABLE.csv() and table.latex() == TABLE.latex()
+    assert len(table.first(1).below) == 1
+    with pytest.raises(ValueError, match="not as many texts below the cells"):
+        dataclasses.replace(table, below=[["x", "y"]])
 
 
 def test_formats():

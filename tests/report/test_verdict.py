@@ -83,6 +83,7 @@ def test_every_client_has_a_line_with_all_figures(tmp_path):
     assert {entry.client for entry in verdict.clients} == {"gains", "loses", "same"}
     for entry in verdict.clients:
         assert entry.low < entry.value < entry.high
+        assert entry.test_rows == 60
         assert entry.baseline == "trees-alone title"
         gain, low, high = entry.over_baseline
         assert low <= gain <= high
@@ -92,20 +93,59 @@ def test_every_client_has_a_line_with_all_figures(tmp_path):
     (short,) = verdict.table(most=1).rows
     worst = min(verdict.clients, key=lambda entry: entry.value)
     assert short[0] == worst.client
-    assert "--details, or the page" in verdict.table(most=1).note
+    assert "Shown: the 1 of 3 clients with the worst expected" in verdict.table(1).note
 
 
-def test_the_table_has_the_gain_over_the_best_baseline(tmp_path):
+def test_the_table_says_of_every_gain_how_sure_it_is(tmp_path):
     experiment = with_baselines(tmp_path, {"trees-alone": "other"})
     verdict = decide(experiment, "shift").verdict
-    wide, narrow = verdict.table(), verdict.table(narrow=True)
-    assert wide.columns[-1] == "over the best\nbaseline (95 %)"
-    for entry, full, short in zip(verdict.clients, wide.rows, narrow.rows, strict=True):
+    table = verdict.table()
+    words = set()
+    for entry, row, below in zip(verdict.clients, table.rows, table.below, strict=True):
         gain, low, high = (100 * value for value in entry.over_baseline)
-        assert short[-1].text == f"{gain:+.1f} trees-alone title"
-        expected = f"{gain:+.1f} ({low:+.1f}, {high:.1f}) trees-alone title"
-        assert full[-1].text == expected
-    assert any(entry.over_baseline[0] != 0 for entry in verdict.clients)
+        word = "better" if low > 0 else "worse" if high < 0 else "unclear"
+        words.add(word)
+        assert row[-1].text == f"{gain:+.1f} {word}"
+        assert below[-1] == f"{low:+.1f} to {high:+.1f}"
+        assert below[:2] == [f"{entry.test_rows} rows", entry.method]
+        assert below[2] == f"{100 * entry.low:.1f} to {100 * entry.high:.1f}"
+    assert len(words) > 1
+    told = f"{verdict.clients[0].client} ({below[0]})"
+    assert any(line.startswith(f"| {told} |") for line in table.markdown().split("\n"))
+
+
+def test_an_area_of_one_class_is_not_called_a_lack_of_rows(tmp_path):
+    verdict = decide(build(tmp_path), "shift").verdict
+    without = dataclasses.replace(verdict.clients[0], value=math.nan, low=math.nan)
+    none = dataclasses.replace(without, test_rows=0)
+    rows = dataclasses.replace(verdict, clients=[without, none]).table().rows
+    assert [row[2].text for row in rows] == ["not defined", "no test rows"]
+
+
+def test_the_first_line_names_target_unit_and_splits(tmp_path):
+    arguments = {
+        "path": "a/ill.csv",
+        "client": "site",
+        "target": "age",
+        "positive": [">60"],
+        "folds": 5,
+    }
+    experiment = with_baselines(tmp_path, {"trees-alone": "other"}, arguments)
+    verdict = decide(experiment, "shift").verdict
+    assert verdict.subject == (
+        "ill.csv: predicting age (>60) for 3 clients (site), judged by accuracy (higher"
+        f" is better) on rows that no training saw ({len(SEEDS)} of 5 folds)"
+    )
+    assert verdict.table().columns[0] == "site"
+
+
+def test_the_best_baseline_is_named_once(tmp_path):
+    experiment = with_baselines(tmp_path, {"trees-alone": "other"})
+    verdict = decide(experiment, "shift").verdict
+    assert verdict.methods[-1] == (
+        "Best baseline, of those that need no pooled rows, by validation data:"
+        " trees-alone title."
+    )
 
 
 def test_clients_that_are_worse_off_are_counted_beside_the_mean(tmp_path):
@@ -146,8 +186,10 @@ def test_a_baseline_that_could_not_be_trained_is_told(tmp_path):
 def test_of_methods_that_are_as_good_the_simplest_is_named_with_a_sentence(tmp_path):
     verdict = decide(build(tmp_path), "shift").verdict
     (use,) = (line for line in verdict.headline if line.startswith("Use "))
-    assert use.startswith("Use LOCAL: on validation data none is better by more than")
-    assert f"LOCAL: {SENTENCES['local']}." in verdict.methods
+    assert use == (
+        f"Use LOCAL: {SENTENCES['local']}. On validation data it is the best, and simpler"
+        " than those within a standard error of it (SHARED, OTHER)."
+    )
     # Two seeds tell nothing of other seeds.
     assert any("2 splits cannot tell whether" in line for line in verdict.headline)
     assert all(entry.baseline == "" for entry in verdict.clients)
@@ -188,7 +230,7 @@ def test_the_page_has_the_table_before_all_else(tmp_path):
     decision = decide(experiment, "shift")
     first, second = verdict_sections(decision.verdict, decision.warnings)
     assert first.title == "Decision" and len(first.tables[0].rows) == 3
-    assert first.paragraphs[0].startswith("a.csv, 3 clients") and not first.warnings
+    assert first.paragraphs[0].startswith("a.csv: 3 clients,") and not first.warnings
     assert second.warnings == decision.warnings
 
 
@@ -208,8 +250,9 @@ def test_infinite_intervals_are_said_in_words(tmp_path):
         gain=(0.1, -math.inf, math.inf),
     )
     changed = dataclasses.replace(verdict, clients=[entry])
-    cells = [str(cell) for cell in changed.table().rows[0]]
-    assert cells[2].endswith("(one row)") and cells[3] == "too few rows"
+    table = changed.table()
+    assert table.below[0][2] == "one row" and table.below[0][3] == ""
+    assert str(table.rows[0][3]) == "too few rows"
 
 
 @pytest.mark.parametrize("method", [*USES, "fedprox", "scaffold", "ifca", "nobody's"])

@@ -3,6 +3,7 @@
 from fedtailor.boosting.bins import agree_on_bins, bins_of_values
 from fedtailor.boosting.boost import (
     BoostedModel,
+    BoostingProgress,
     BoostingSettings,
     OwnTrees,
     boost,
@@ -10,7 +11,12 @@ from fedtailor.boosting.boost import (
     boost_chosen,
 )
 from fedtailor.boosting.federated import BoostedFederation, boost_federation
-from fedtailor.boosting.file import load_boosted, save_boosted
+from fedtailor.boosting.file import (
+    load_boosted,
+    load_progress,
+    save_boosted,
+    save_progress,
+)
 from fedtailor.boosting.network import as_vectors
 from fedtailor.boosting.rows import BoostingRequest, BoostingRows
 from fedtailor.boosting.tree import Tree
@@ -18,6 +24,7 @@ from fedtailor.boosting.tree import Tree
 __all__ = [
     "BoostedFederation",
     "BoostedModel",
+    "BoostingProgress",
     "BoostingRequest",
     "BoostingRows",
     "BoostingSettings",
@@ -31,5 +38,7 @@ __all__ = [
     "boost_chosen",
     "boost_federation",
     "load_boosted",
+    "load_progress",
     "save_boosted",
+    "save_progress",
 ]

@@ -97,6 +97,19 @@ class BoostedModel:
 
 
 @dataclass(frozen=True)
+class BoostingProgress:
+    """Rounds of trees from which boosting can go on.
+
+    Attributes:
+        model: all rounds so far.
+        losses: validation losses before the first round and after each.
+    """
+
+    model: BoostedModel
+    losses: tuple[float, ...]
+
+
+@dataclass(frozen=True)
 class OwnTrees:
     """Which trees a client chose.
 
@@ -143,8 +156,9 @@ def boost(
     *,
     thresholds: Thresholds | None = None,
     start: BoostedModel | None = None,
+    progress: BoostingProgress | None = None,
     halvings: int = 1,
-    after_round: Callable[[], None] | None = None,
+    after_round: Callable[[BoostingProgress], None] | None = None,
 ) -> BoostedModel:
     """Boost trees on the rows of all clients.
 
@@ -155,6 +169,8 @@ def boost(
         settings: how trees are grown, and how many.
         thresholds: the bins; None = clients agree on quantiles.
         start: a model that the new trees go on from, whose thresholds are used.
+        progress: what `after_round` was last called with in a boosting that was
+            interrupted; the trees are those that it would have grown. Without `start`.
         halvings: of the search for bins, that one question decides.
         after_round: called before the first round and after each.
 
@@ -163,8 +179,9 @@ def boost(
     """
     totals = ask(BoostingRequest("start"))
     require(totals[0] > 0, "there are no rows to boost trees on")
-    if start is not None:
-        thresholds = start.thresholds
+    known = start if progress is None else progress.model
+    if known is not None:
+        thresholds = known.thresholds
     elif thresholds is None:
         thresholds = agree_on_bins(
             lambda candidates: ask(
@@ -176,26 +193,31 @@ def boost(
             at_once=halvings,
         )
     ask(BoostingRequest("bins", arrays={"thresholds": thresholds}))
-    baseline = _baseline(totals, classes) if start is None else start.baseline
+    baseline = _baseline(totals, classes) if known is None else known.baseline
     ask(BoostingRequest("baseline", arrays={"baseline": baseline}))
-    rounds = [] if start is None else list(start.trees)
+    rounds = [] if known is None else list(known.trees)
     for trees in rounds:
         for output, tree in enumerate(trees):
             ask(BoostingRequest("tree", output=output, arrays={"tree": tree}))
-    first = len(rounds)
-    losses = [_validation_loss(ask)]
-    if after_round is not None:
-        after_round()
-    for _ in range(settings.trees):
+    first = 0 if start is None else len(start.trees)
+    # The last loss is asked for again, as the clients' answer to the known trees.
+    losses = [] if progress is None else list(progress.losses[:-1])
+
+    def end_round() -> None:
+        losses.append(_validation_loss(ask))
+        if after_round is not None:
+            model = BoostedModel(classes, baseline, tuple(rounds), thresholds)
+            after_round(BoostingProgress(model, tuple(losses)))
+
+    end_round()
+    while len(rounds) < first + settings.trees:
         trees = []
         for output in range(len(baseline)):
             tree = _tree(ask, output, thresholds, settings)
             trees.append(tree)
             ask(BoostingRequest("tree", output=output, arrays={"tree": tree}))
         rounds.append(tuple(trees))
-        losses.append(_validation_loss(ask))
-        if after_round is not None:
-            after_round()
+        end_round()
     kept = len(rounds)
     if settings.chooses and np.isfinite(losses).all():
         kept = first + int(np.argmin(losses))
@@ -235,7 +257,7 @@ def boost_alone(
             shared.classes,
             settings,
             start=start,
-            after_round=lambda losses=losses: losses.append(rows.val_losses()),
+            after_round=lambda _, losses=losses: losses.append(rows.val_losses()),
         )
         if reference is None:
             reference = losses[0]

@@ -1,6 +1,7 @@
 """The file of boosted trees, which are no vector: arrays over all nodes."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from fedtailor._files import atomic_write, reason
-from fedtailor.boosting.boost import BoostedModel
+from fedtailor.boosting.boost import BoostedModel, BoostingProgress
 from fedtailor.boosting.tree import FIELDS, Tree
 from fedtailor.federation.storage import arrays_digest
 from fedtailor.protocol import require
@@ -23,6 +24,55 @@ def save_boosted(model: BoostedModel, path: Path | str) -> Path:
     Raises:
         ValueError: it cannot be written.
     """
+    return _save(model, path, {})
+
+
+def save_progress(
+    progress: BoostingProgress, path: Path | str, origin: Mapping[str, Any]
+) -> Path:
+    """Write the rounds so far of a boosting that is under way.
+
+    Args:
+        progress: the rounds.
+        path: the file; one that is there is replaced.
+        origin: of which boosting they are; values for JSON.
+
+    Raises:
+        ValueError: it cannot be written.
+    """
+    about = {"losses": list(progress.losses), "origin": dict(origin)}
+    return _save(progress.model, path, about)
+
+
+def load_progress(path: Path | str) -> tuple[BoostingProgress, dict[str, Any]]:
+    """Read what `save_progress` wrote.
+
+    Raises:
+        ValueError: the file is missing, damaged, or something else.
+    """
+    model, about = _load(path)
+    losses, origin = about.get("losses"), about.get("origin")
+    require(
+        isinstance(losses, list)
+        and isinstance(origin, dict)
+        and len(losses) == len(model.trees) + 1
+        and all(type(loss) is float for loss in losses),
+        f"{path} holds no boosting that is under way",
+    )
+    assert isinstance(losses, list) and isinstance(origin, dict)
+    return BoostingProgress(model, tuple(losses)), origin
+
+
+def load_boosted(path: Path | str) -> BoostedModel:
+    """Read boosted trees.
+
+    Raises:
+        ValueError: the file is missing, damaged, or something else.
+    """
+    return _load(path)[0]
+
+
+def _save(model: BoostedModel, path: Path | str, more: Mapping[str, Any]) -> Path:
     trees = [tree for trees in model.trees for tree in trees]
     arrays: dict[str, Any] = {"baseline": np.asarray(model.baseline, np.float64)}
     ends = [np.asarray(it, np.float64) for it in model.thresholds]
@@ -33,7 +83,7 @@ def save_boosted(model: BoostedModel, path: Path | str) -> Path:
         parts = [getattr(tree, name) for tree in trees]
         kind = np.float64 if name in ("threshold", "value") else np.int64
         arrays[name] = np.concatenate([np.zeros(0), *parts]).astype(kind)
-    about = {"format": _FORMAT, "classes": model.classes, "own": model.own}
+    about = {"format": _FORMAT, "classes": model.classes, "own": model.own, **more}
     about["digest"] = arrays_digest(json.dumps(about), arrays)
     file = Path(path)
     try:
@@ -46,12 +96,8 @@ def save_boosted(model: BoostedModel, path: Path | str) -> Path:
     return file
 
 
-def load_boosted(path: Path | str) -> BoostedModel:
-    """Read boosted trees.
-
-    Raises:
-        ValueError: the file is missing, damaged, or something else.
-    """
+def _load(path: Path | str) -> tuple[BoostedModel, dict[str, Any]]:
+    """The model of a file, and what is said about it."""
     file = Path(path)
     require(file.is_file(), f"there is no file {file}; check the path")
     try:
@@ -63,7 +109,7 @@ def load_boosted(path: Path | str) -> BoostedModel:
         require(
             digest == arrays_digest(json.dumps(about), arrays), "its digest is wrong"
         )
-        return _model(about, arrays)
+        return _model(about, arrays), about
     except (
         *(OSError, SafetensorError, ValueError, KeyError),
         *(TypeError, AttributeError, IndexError),

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,7 @@ from jaxtyping import Array, Float, Int, Shaped, UInt32
 from numpy.typing import ArrayLike, NDArray
 
 from fedtailor.federation import SPLITS, Federation
-from fedtailor.protocol import next_power_of_two
+from fedtailor.protocol import DataFacts, next_power_of_two
 
 _ALIGNMENT = 64
 """Bytes. JAX's CPU devices share the memory of a host array that begins at a multiple of
@@ -89,11 +90,10 @@ class ClientAddress:
     fixed: UInt32[Array, "*c 2"]
 
 
-def client_split_sizes(federation: Federation) -> NDArray[np.int32]:
+def client_split_sizes(data: DataFacts) -> NDArray[np.int32]:
     """[m, 3] the number of samples of every client in train, val and test."""
-    return np.stack(
-        [getattr(federation, name).sizes for name in SPLITS], axis=1
-    ).astype(np.int32)
+    sizes = data.sizes
+    return np.stack([sizes[name] for name in SPLITS], axis=1).astype(np.int32)
 
 
 def largest_split(federation: Federation) -> int:
@@ -105,8 +105,24 @@ def largest_split(federation: Federation) -> int:
     return next_power_of_two(int(client_split_sizes(federation).max(initial=1)))
 
 
+class PoolSize(NamedTuple):
+    """The least size of a pool, for processes whose pools must have equal shapes.
+
+    Attributes:
+        examples: the number of examples.
+        rows: the number of rows in all splits of all clients.
+        largest: the number of samples in the largest split.
+    """
+
+    examples: int = 0
+    rows: int = 0
+    largest: int = 1
+
+
 def build_pool(
-    federations: Sequence[Federation], dtype: str
+    federations: Sequence[Federation],
+    dtype: str,
+    least: PoolSize = PoolSize(),  # noqa: B008 (immutable)
 ) -> tuple[Pool, list[NDArray[np.int32]]]:
     """Put the examples of several federations into one pool.
 
@@ -117,6 +133,7 @@ def build_pool(
         federations: with inputs and targets of equal shapes and types, and with the
             same normalisation.
         dtype: the floating-point type that the model computes in.
+        least: what the pool has room for, at least.
 
     Returns:
         The pool (host arrays), and for each federation the start [m, 3] of its clients'
@@ -134,14 +151,16 @@ def build_pool(
     first = federations[0]
     pool = Pool(
         x=_concatenate_padded(
-            [_input_type(federation.x, dtype) for federation in federations]
+            [_input_type(federation.x, dtype) for federation in federations],
+            least.examples,
         ),
         y=_concatenate_padded(
-            [_target_type(federation.y, dtype) for federation in federations]
+            [_target_type(federation.y, dtype) for federation in federations],
+            least.examples,
         ),
-        rows=_concatenate_padded(rows),
+        rows=_concatenate_padded(rows, least.rows),
         normalization=Normalization.of(first.shift, first.scale, dtype),
-        largest=max(map(largest_split, federations)),
+        largest=max(next_power_of_two(least.largest), *map(largest_split, federations)),
     )
     return pool, starts
 
@@ -192,12 +211,12 @@ def _rounded(n: int) -> int:
     return math.ceil(n / step) * step
 
 
-def _concatenate_padded(parts: Sequence[NDArray]) -> NDArray:
-    """Concatenate arrays and pad them with zeros to a `_rounded` length, at an aligned
-    address: JAX's CPU devices then need no copy.
+def _concatenate_padded(parts: Sequence[NDArray], least: int) -> NDArray:
+    """Concatenate arrays and pad them with zeros to a `_rounded` length that is `least` or
+    more, at an aligned address: JAX's CPU devices then need no copy.
     """
     length = sum(map(len, parts))
-    shape = (_rounded(length), *parts[0].shape[1:])
+    shape = (_rounded(max(length, least)), *parts[0].shape[1:])
     dtype = parts[0].dtype
     # NumPy aligns arrays to 16 bytes only. So the array is a view into larger memory that
     # begins at the first aligned byte.

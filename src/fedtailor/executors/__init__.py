@@ -10,6 +10,7 @@ from fedtailor.executors.kinds import executor_kind
 from fedtailor.executors.lockstep import LockstepGroup
 from fedtailor.executors.pytorch import TorchExecutor
 from fedtailor.executors.settings import Settings
+from fedtailor.executors.share_executor import ShareExecutor
 
 configure_jax()
 
@@ -18,6 +19,7 @@ __all__ = [
     "DeviceExecutor",
     "LockstepGroup",
     "Settings",
+    "ShareExecutor",
     "TorchExecutor",
     "executor_kind",
     "guest_executor",

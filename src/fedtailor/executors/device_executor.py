@@ -25,6 +25,7 @@ from fedtailor.executors.devices import Devices, ExchangeRequest
 from fedtailor.executors.examples import examples_of
 from fedtailor.executors.map_clients import balanced_order
 from fedtailor.executors.settings import Settings
+from fedtailor.executors.share_states import read_states, remove_other_states
 from fedtailor.executors.state_file import FileStates, remove_unused_states, states_path
 from fedtailor.executors.states import DeviceStates, HostStates, States
 from fedtailor.federation import Federation
@@ -36,9 +37,12 @@ from fedtailor.protocol import (
     Clients,
     ClientState,
     Cohort,
+    DataFacts,
     Diverged,
+    Examples,
     Exchange,
     Pipeline,
+    client_ids,
     client_keys,
     init_pipeline,
     next_power_of_two,
@@ -48,6 +52,9 @@ from fedtailor.protocol import (
 ALL_ROUNDS = 2**63
 """The number that stands for the round in the derivation of a client's second key, from
 which it draws what stays the same in all rounds."""
+
+SHARE_FILES = "files"
+"""Key of a snapshot: the files in which processes keep the states of their own clients."""
 
 STATELESS_TASKS = ("probe", "init_unseen")
 """Tasks that read no client state."""
@@ -89,6 +96,7 @@ class DeviceExecutor:
         directory: Path | None = None,
         devices: Devices | None = None,
         federation_index: int = 0,
+        data: DataFacts | None = None,
     ) -> None:
         """Place the examples on the devices.
 
@@ -101,14 +109,17 @@ class DeviceExecutor:
             devices: devices that hold the examples already, together with those of other
                 federations; None = place the examples now.
             federation_index: the index of this federation among those of `devices`.
+            data: what is known of all clients, if `federation` has not all of them.
         """
         self.federation = federation
+        self.data: DataFacts = federation if data is None else data
+        self._ids = federation.ids if data is None else client_ids(data.names)
         self.model = model
         self.settings = settings
         self.directory = directory
-        self.seen = _table(federation, ~federation.unseen)
-        self.unseen = _table(federation, federation.unseen)
-        self.examples = examples_of(federation, self.seen.original_index)
+        self.seen = _table(self.data, self._ids, ~self.data.unseen)
+        self.unseen = _table(self.data, self._ids, self.data.unseen)
+        self.examples: Examples = examples_of(federation, self.seen.original_index)
         self.devices = (
             Devices([federation], model.precision.sums, settings)
             if devices is None
@@ -116,19 +127,19 @@ class DeviceExecutor:
         )
         self.federation_index = federation_index
         self.shards = self.devices.mesh.size
-        self.split_sizes = client_split_sizes(federation)
+        self.split_sizes = client_split_sizes(self.data)
         # The models of the clients' networks, and which of them each client has.
         self._models = model.members
         self._member = np.array(
-            [model.member_of(name) for name in federation.names], np.int64
+            [model.member_of(name) for name in self.data.names], np.int64
         )
+        # The rows of `seen` whose states are kept here, and the most that any process keeps.
+        self._kept = np.arange(len(self.seen))
+        self._most_kept = len(self.seen)
+        # The files of processes' own states to which the last two checkpoints refer.
+        self._files: tuple[list[str], list[str]] = ([], [])
         self._fixed_keys: tuple[int, NDArray[np.uint32]] | None = None
         self._phase = self._saved_phase = 0
-
-    @property
-    def data(self) -> Federation:
-        """The federation, which knows all that a run asks about its data."""
-        return self.federation
 
     @property
     def machine(self) -> dict[str, Any]:
@@ -201,7 +212,7 @@ class DeviceExecutor:
         networks = [np.flatnonzero(members == it) for it in np.unique(members)]
         # Only evaluations and personal models come in more parts: in a round the server
         # aggregates what one program left on the devices.
-        is_whole = exchange.task == "client" or not _reads_states(exchange)
+        is_whole = exchange.task == "client" or not reads_states(exchange)
         if is_whole:
             return networks
         return [
@@ -221,7 +232,7 @@ class DeviceExecutor:
         # Everything in a request is in the order of the program's rows: `order` is the
         # position in the cohort of each row's client.
         cohort = exchange.cohort
-        order = self._order(cohort)
+        order, rows, row_count = self._layout(exchange)
         table_rows = cohort.rows[order]
         clients = cohort.clients.original_index[table_rows]
         draw_seed = cohort.seed if cohort.draw_seed is None else cohort.draw_seed
@@ -231,7 +242,6 @@ class DeviceExecutor:
             ids = cohort.ids[order][together]
             round_keys[together] = client_keys(draw_seed, int(began), ids)
         reporting = cohort.reporting & np.asarray(exchange.downlink.reply, bool)
-        row_count = self._row_count(exchange)
         return ExchangeRequest(
             federation=self.federation_index,
             exchange=exchange,
@@ -242,11 +252,27 @@ class DeviceExecutor:
             row_count=row_count,
             keys=(round_keys, self._keys(cohort.seed)[clients]),
             reporting=reporting[order],
-            states=self._input_states(exchange, table_rows, row_count),
+            states=self._input_states(exchange, table_rows, rows, row_count),
+            rows=rows,
         )
 
+    def _layout(
+        self, exchange: Exchange
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64] | None, int]:
+        """Which row of the program is whose.
+
+        Returns:
+            The position in the cohort of each row's client [c]; the rows of these clients
+            [c], or None if they are the first c; and the number of rows.
+        """
+        return self._order(exchange.cohort), None, self._row_count(exchange)
+
     def _input_states(
-        self, exchange: Exchange, table_rows: NDArray[np.int64], row_count: int
+        self,
+        exchange: Exchange,
+        table_rows: NDArray[np.int64],
+        rows: NDArray[np.int64] | None,
+        row_count: int,
     ) -> ClientState:
         """The states that the clients of an exchange start from.
 
@@ -254,13 +280,14 @@ class DeviceExecutor:
             exchange: what the clients are asked to do.
             table_rows: [c] the row in the exchange's table of clients of each of the
                 program's rows.
+            rows: [c] which rows these are; None = the first c.
             row_count: the number of rows of the program, c or more.
 
         Returns:
             A tree whose leaves are [row_count, ...]; without leaves for tasks that read
             no state.
         """
-        if _reads_states(exchange):
+        if reads_states(exchange):
             return self.states.read(table_rows, row_count)
         # The states of unseen clients are not stored here. They come from an earlier
         # answer, and are in the order of the rows already.
@@ -293,11 +320,12 @@ class DeviceExecutor:
         """
         # The arrays stay in the order of the program's rows, where they were computed;
         # `row_of_client` says in which row each client of the cohort is.
-        row_of_client = np.argsort(request.order)
+        place = np.argsort(request.order)
+        row_of_client = place if request.rows is None else request.rows[place]
         # A task yields a predictor ("personal"), scores ("evaluate") or neither.
         output = outputs.get("predictor", outputs.get("scores"))
         return Answers(
-            reporting=request.reporting[row_of_client],
+            reporting=request.reporting[place],
             update={
                 kind: ClientRows(value, row_of_client)
                 for kind, value in outputs.get("update", {}).items()
@@ -328,7 +356,7 @@ class DeviceExecutor:
         """
         # These are computed once for a seed, because the federation may be large.
         if self._fixed_keys is None or self._fixed_keys[0] != seed:
-            self._fixed_keys = seed, client_keys(seed, ALL_ROUNDS, self.federation.ids)
+            self._fixed_keys = seed, client_keys(seed, ALL_ROUNDS, self._ids)
         _, keys = self._fixed_keys
         return keys
 
@@ -351,7 +379,7 @@ class DeviceExecutor:
         self._initial_state = jax.tree.map(jnp.asarray, state)
         self.states = self._initial_states(in_file=False)
         # A state may depend on the client's own network.
-        members = self._member[self.seen.original_index]
+        members = self._member[self.seen.original_index[self._kept]]
         for member, other in enumerate(others, 1):
             rows = np.flatnonzero(members == member)
             if len(rows) and jax.tree.leaves(other):
@@ -365,15 +393,15 @@ class DeviceExecutor:
             in_file: whether to keep them in a file even if they are below the limit of
                 `Settings.state_limit`.
         """
-        clients = len(self.seen)
+        clients = len(self._kept)
         leaves = jax.tree.leaves(self._initial_state)
-        size = clients * sum(leaf.nbytes for leaf in leaves)
+        size = self._most_kept * sum(leaf.nbytes for leaf in leaves)
         if in_file or size > self.settings.state_limit:
             require(
-                jax.process_count() == 1,
-                f"the states of {clients} clients need {size / 2**30:.1f} GiB, which"
-                " several processes keep in memory: raise Settings.state_limit, or use"
-                " one process",
+                jax.process_count() == 1 and not self.devices.own_examples,
+                f"the states of {self._most_kept} clients need {size / 2**30:.1f} GiB,"
+                " which several processes keep in memory: raise Settings.state_limit, or"
+                " use one process",
             )
             path = (
                 None
@@ -383,9 +411,10 @@ class DeviceExecutor:
             return FileStates(
                 self._initial_state, clients, path, self.settings.state_dir
             )
-        # On CPUs states are in the host's memory anyway. Where several processes train
-        # together, each keeps all states.
-        if jax.default_backend() == "cpu" or jax.process_count() > 1:
+        # On CPUs states are in the host's memory anyway. Processes that train together
+        # keep them there, too.
+        several = jax.process_count() > 1 or self.devices.own_examples
+        if jax.default_backend() == "cpu" or several:
             return HostStates(self._initial_state, clients)
         return DeviceStates(self._initial_state, clients)
 
@@ -402,10 +431,15 @@ class DeviceExecutor:
         cohort = exchange.cohort
         self.states.write(cohort.rows[self._order(cohort)], answers.states)
 
+    def _use_files(self, names: list[str]) -> None:
+        """Take note of the files of processes' own states in a new snapshot."""
+        self._files = (self._files[1], names)
+
     def snapshot(self) -> Any:
         """All states; or, if a file of `directory` holds them, a reference to the slots
         of that file.
         """
+        self._use_files([])
         return self.states.snapshot()
 
     def snapshot_saved(self) -> None:
@@ -413,13 +447,25 @@ class DeviceExecutor:
         to. Called when the last snapshot is in a checkpoint on the disk.
         """
         self.states.snapshot_saved()
-        if self.directory is not None:
+        if self.directory is not None and jax.process_index() == 0:
             remove_unused_states(self.directory, {self._phase, self._saved_phase})
+            remove_other_states(self.directory, {*self._files[0], *self._files[1]})
         self._saved_phase = self._phase
 
     def restore(self, snapshot: Any) -> None:
         """Go back to the states of a snapshot."""
         self._saved_phase = self._phase
+        if isinstance(snapshot, dict) and SHARE_FILES in snapshot:
+            self._files = ([], snapshot[SHARE_FILES])
+            self.states = self._initial_states(in_file=False)
+            self.states.restore(
+                read_states(
+                    self.directory or Path(),
+                    snapshot[SHARE_FILES],
+                    self.seen.ids[self._kept],
+                )
+            )
+            return
         # A dict refers to a file (`FileStates.snapshot`), and can only be restored from
         # that file; a list holds the states themselves.
         refers_to_file = isinstance(snapshot, dict)
@@ -427,15 +473,17 @@ class DeviceExecutor:
         self.states.restore(snapshot)
 
 
-def _table(federation: Federation, mask: NDArray[np.bool_]) -> Clients:
-    """The clients of a federation where `mask` [m] is True, sorted by id."""
+def _table(
+    data: DataFacts, ids: NDArray[np.uint64], mask: NDArray[np.bool_]
+) -> Clients:
+    """The clients where `mask` [m] is True, sorted by their `ids` [m]."""
     index = np.flatnonzero(mask)
-    index = index[np.argsort(federation.ids[index])]
+    index = index[np.argsort(ids[index])]
     return Clients(
-        ids=federation.ids[index],
-        names=tuple(federation.names[client] for client in index),
-        sizes=federation.train.sizes[index],
-        groups=None if federation.groups is None else federation.groups[index],
+        ids=ids[index],
+        names=tuple(data.names[client] for client in index),
+        sizes=data.sizes["train"][index],
+        groups=None if data.groups is None else data.groups[index],
         original_index=index,
     )
 
@@ -445,7 +493,7 @@ def _repeat(leaf: Array, count: int) -> Array:
     return jnp.repeat(jnp.asarray(leaf)[None], count, axis=0)
 
 
-def _reads_states(exchange: Exchange) -> bool:
+def reads_states(exchange: Exchange) -> bool:
     """Whether the clients start from the states that the executor keeps."""
     return exchange.states is None and exchange.task not in STATELESS_TASKS
 

@@ -4,7 +4,7 @@ the clients of exchanges. (`map_clients.py` explains the rows of a program.)
 
 import math
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -18,7 +18,7 @@ from jaxtyping import Array
 from numpy.typing import NDArray
 
 from fedtailor._memory import available_memory
-from fedtailor.client.pool import build_pool
+from fedtailor.client.pool import PoolSize, build_pool
 from fedtailor.client.tasks import Outputs
 from fedtailor.executors.map_clients import (
     AXIS,
@@ -62,9 +62,9 @@ class ExchangeRequest:
         model: what is trained.
         clients: [c] the index in the federation of each row's client.
         order: [c] the position in the cohort of each row's client.
+        rows: [c] the row of the program of each of these clients; None = the first c rows.
         sizes: [c, 3] the number of samples in train, val and test.
-        row_count: the number of rows of the program: c, and the rows of padding that
-            follow.
+        row_count: the number of rows of the program: c, and the rows of padding.
         keys: raw keys for this round [c, 2], and raw keys for what is drawn once for all
             rounds [c, 2].
         reporting: [c] whether each client is to answer.
@@ -81,6 +81,7 @@ class ExchangeRequest:
     keys: tuple[NDArray[np.uint32], NDArray[np.uint32]]
     reporting: NDArray[np.bool_]
     states: ClientState
+    rows: NDArray[np.int64] | None = None
 
     @cached_property
     def program_key(self) -> Hashable:
@@ -124,7 +125,8 @@ class Devices:
     programs that run on them.
 
     Attributes:
-        pool: all examples, on every device.
+        pool: all examples, on every device; or on each device those of the clients that it
+            trains.
         start: for each federation, the positions in `pool.rows` [m, 3] at which the
             splits of its clients begin.
         chunks: program -> the number of clients trained at the same time on one device,
@@ -132,8 +134,21 @@ class Devices:
     """
 
     def __init__(
-        self, federations: Sequence[Federation], dtype: str, settings: Settings
+        self,
+        federations: Sequence[Federation],
+        dtype: str,
+        settings: Settings,
+        least: PoolSize | None = None,
     ) -> None:
+        """Place the examples.
+
+        Args:
+            federations: who holds which examples.
+            dtype: the floating-point type that the model computes in.
+            settings: which devices to use, and how.
+            least: what the pool of each process has room for, if the examples of every
+                process are those of its own clients; None = every process has them all.
+        """
         self.dtype = dtype
         self.settings = settings
         self.mesh = settings.mesh()
@@ -144,8 +159,12 @@ class Devices:
         self._separate = jax.jit(
             _separate, static_argnames="requests", out_shardings=self.sharded
         )
-        pool, self.start = build_pool(federations, dtype)
-        self.pool = jax.tree.map(lambda leaf: place(leaf, self.replicated), pool)
+        self.own_examples = least is not None
+        pool, self.start = build_pool(federations, dtype, least or PoolSize())
+        put = self._in_blocks if self.own_examples else self._on_all
+        arrays = {name: put(getattr(pool, name)) for name in ("x", "y", "rows")}
+        normalization = jax.tree.map(self._on_all, pool.normalization)
+        self.pool = replace(pool, normalization=normalization, **arrays)
         # The hyper-parameters of the last exchange on the devices, and the objects of
         # the host that were copied. Nearly all exchanges have the same ones.
         self._last_sources: tuple[Any, ...] = (None, None, None)
@@ -154,6 +173,18 @@ class Devices:
         self.chunks: dict[Hashable, int] = {}
         self._fitting: set[tuple[Program, int]] = set()
         self._counts_memory = free_memory(self.mesh.local_devices) < math.inf
+
+    def _on_all(self, values: NDArray[Any]) -> Array:
+        """An array, on every device."""
+        return place(values, self.replicated)
+
+    def _in_blocks(self, values: NDArray[Any]) -> Array:
+        """One array of a block [n, ...] for each device, [shards n, ...]. The blocks of a
+        process's devices are `values`; on CPUs they share its memory.
+        """
+        blocks = [jax.device_put(values, it) for it in self.mesh.local_devices]
+        shape = (self.mesh.size * len(values), *values.shape[1:])
+        return jax.make_array_from_single_device_arrays(shape, self.sharded, blocks)
 
     def run(self, requests: Sequence[ExchangeRequest]) -> list[Outputs]:
         """Run one program for the clients of all requests, which have equal
@@ -180,6 +211,7 @@ class Devices:
             self.mesh,
             chunk=1,
             mode=first.downlink.mode,
+            own_examples=self.own_examples,
         )
         program = program._replace(chunk=self._chunk(program, shared, clients))
         self._require_memory(program, shared, clients)
@@ -280,7 +312,12 @@ class Devices:
             stream_index[kind] = streams[request.order]
         began = request.exchange.cohort.began[request.order]
         packed = PackedInputs.pack(
-            request.row_count, addresses, began, request.reporting, stream_index
+            request.row_count,
+            addresses,
+            began,
+            request.reporting,
+            stream_index,
+            request.rows,
         )
         scalars = {
             name: self._scalar(value, request)
@@ -294,7 +331,8 @@ class Devices:
         row = np.zeros(
             request.row_count, np.int32 if _is_integer(value) else self.dtype
         )
-        row[: len(request.order)] = value if value.ndim == 0 else value[request.order]
+        rows = slice(len(request.order)) if request.rows is None else request.rows
+        row[rows] = value if value.ndim == 0 else value[request.order]
         return row
 
     def _shard_rows(self, values: ArrayLike) -> ArrayLike:
@@ -376,6 +414,11 @@ class Devices:
 
     def _to_server(self, outputs: Outputs) -> Outputs:
         """Move the outputs to where the server computes with them."""
+        # States stay with the process that keeps them.
+        states = {}
+        if self.own_examples and "state" in outputs:
+            outputs = {**outputs}
+            states = {"state": outputs.pop("state")}
         # If there are several processes, each runs the server's side on all answers.
         if not self.replicated.is_fully_addressable:
             outputs = jax.tree.map(
@@ -385,7 +428,7 @@ class Devices:
         # the order depends on the number of devices.
         if self.settings.canonical:
             outputs = jax.device_put(outputs, jax.local_devices()[0])
-        return outputs
+        return {**outputs, **states}
 
 
 def place(values: ArrayLike, sharding: Sharding) -> Array:

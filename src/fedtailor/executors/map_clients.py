@@ -9,9 +9,10 @@ answer, are ignored.
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -51,6 +52,7 @@ class Program(NamedTuple):
         mesh: the devices; its one axis is `AXIS`.
         chunk: the number of clients that a device trains at the same time.
         mode: `Downlink.mode`.
+        own_examples: whether each device has the examples of its own clients only.
     """
 
     task: ClientTask
@@ -59,6 +61,7 @@ class Program(NamedTuple):
     mesh: Mesh
     chunk: int
     mode: str = ""
+    own_examples: bool = False
 
 
 class ClientInputs(NamedTuple):
@@ -89,7 +92,8 @@ class Pipelines(NamedTuple):
 
 
 class SharedInputs(NamedTuple):
-    """The inputs that are the same for all clients; every device holds all of them.
+    """The inputs that are the same for all clients; every device holds all of them, except
+    for the examples where `Program.own_examples` is set.
 
     Attributes:
         algorithm: the method whose functions the clients run.
@@ -127,13 +131,25 @@ def map_clients(
         mesh.
     """
     replicated, sharded = PartitionSpec(), PartitionSpec(AXIS)
+    pool: Any = replicated
+    if program.own_examples:
+        # A block of each array for each device.
+        blocks = {"x": sharded, "y": sharded, "rows": sharded}
+        pool = replace(shared.pool, normalization=replicated, **blocks)
+    shared_specs = SharedInputs(
+        algorithm=cast(Any, replicated),
+        pipelines=cast(Any, replicated),
+        pool=pool,
+        streams=cast(Any, replicated),
+        frozen=cast(Any, replicated),
+    )
 
     # Without `check_vma`, which refuses a loop whose carry starts as a constant (a sum at
     # zero) and then differs between devices (the sum over a client's batches).
     @partial(
         jax.shard_map,
         mesh=program.mesh,
-        in_specs=(replicated, sharded),
+        in_specs=(shared_specs, sharded),
         out_specs=sharded,
         check_vma=False,
     )

@@ -43,6 +43,7 @@ class PackedInputs:
         rounds: NDArray[np.int64],
         reply: NDArray[np.bool_],
         stream_index: dict[str, NDArray],
+        rows: NDArray[np.int64] | None = None,
     ) -> "PackedInputs":
         """Pack the inputs of a cohort [c].
 
@@ -53,24 +54,28 @@ class PackedInputs:
             reply: [c] which clients are to answer.
             stream_index: kind -> [c, k] the indices of the streams that each client
                 receives, or `NOT_SENT`.
+            rows: [c] the row of each client; None = the first c rows.
 
         Returns:
-            Host arrays [row_count, w]. Rows past the cohort are padding: these clients
-            have no examples and receive nothing.
+            Host arrays [row_count, w]. All other rows are padding: these clients have no
+            examples and receive nothing.
         """
         count = len(reply)
         kinds = tuple((kind, index.shape[1]) for kind, index in stream_index.items())
         width = FIRST_STREAM + sum(columns for _, columns in kinds)
         # Padding has an address without examples, and receives no stream.
         numbers = np.zeros((row_count, width), np.int32)
-        numbers[count:, FIRST_STREAM:] = NOT_SENT
+        numbers[count if rows is None else 0 :, FIRST_STREAM:] = NOT_SENT
         columns = [
             *(part.view(np.int32) for part in addresses),
             rounds[:, None],
             reply[:, None],
             *stream_index.values(),
         ]
-        np.concatenate(columns, axis=1, out=numbers[:count], casting="same_kind")
+        if rows is None:
+            np.concatenate(columns, axis=1, out=numbers[:count], casting="same_kind")
+        else:
+            numbers[rows] = np.concatenate(columns, axis=1, casting="same_kind")
         return PackedInputs(numbers, kinds)  # pyright: ignore[reportArgumentType] (the program takes host arrays)
 
     @property

@@ -85,14 +85,35 @@ def read_document(path: Path, *, quick: bool = False) -> Document:
             sources.insert(0, (name, text, (QUICK,)))
         content = overlay(content, layer)
     if not quick:
-        return Document(content, tuple(source for source in sources if not source[2]))
+        sources = [source for source in sources if not source[2]]
+        return Document(_without_removed(content), tuple(sources))
     require(
         bool(sizes),
         f"{path} has no quick size (no table [{QUICK}]); run it without --quick",
     )
     for size in sizes:
         content = overlay(content, size)
-    return Document(content, tuple(sources))
+    return Document(_without_removed(content), tuple(sources))
+
+
+def _without_removed(content: dict[str, Any]) -> dict[str, Any]:
+    """The content without what is `false` where only tables stand: a quick size may
+    remove what a file with that base has removed before.
+    """
+    result = dict(content)
+    for name in ("scenarios", "algorithms", "published"):
+        table = result.get(name)
+        if isinstance(table, dict):
+            result[name] = {key: it for key, it in table.items() if it is not False}
+    published = result.get("published")
+    if isinstance(published, dict):
+        result["published"] = {
+            measure: {key: it for key, it in table.items() if it is not False}
+            if isinstance(table, dict)
+            else table
+            for measure, table in published.items()
+        }
+    return result
 
 
 def overlay(base: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, Any]:

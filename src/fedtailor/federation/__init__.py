@@ -16,6 +16,7 @@ from fedtailor.federation.partition import (
     Stratified,
 )
 from fedtailor.federation.poison import BackDoor, WrongLabels, liars_among
+from fedtailor.federation.shares import Share, load_share, share
 from fedtailor.federation.sizes import LogNormal, PowerLaw, SizeLaw, Uniform
 from fedtailor.federation.storage import load, save
 from fedtailor.federation.transforms import LabelPermutations, Rotations, standardize
@@ -38,6 +39,7 @@ __all__ = [
     "Ragged",
     "Rotations",
     "Shards",
+    "Share",
     "SizeLaw",
     "Split",
     "Stratified",
@@ -50,6 +52,8 @@ __all__ = [
     "from_partition",
     "liars_among",
     "load",
+    "load_share",
     "save",
+    "share",
     "standardize",
 ]

@@ -28,7 +28,7 @@ from fedtailor.tasks import loss_of, plain_loss
 _FORMAT = "fedtailor federation 2"
 _OLD_FORMAT = "fedtailor federation 1"  # of fedtailor 0.1, without a digest
 _METADATA_FIELDS = ("names", "classes", "shift", "scale", "name", "class_names")
-_DAMAGE_ERRORS = (
+DAMAGE_ERRORS = (
     *(SafetensorError, json.JSONDecodeError, RecursionError),
     *(KeyError, TypeError, AttributeError),
 )
@@ -73,6 +73,8 @@ def save(federation: Federation, path: AnyPath) -> Path:
         "format": _FORMAT,
         "federation": header,
         "digest": arrays_digest(header, arrays),
+        # That of the federation, for processes that read some clients only.
+        "federation_digest": federation.digest,
     }
     try:
         target = Path(path).expanduser()
@@ -103,14 +105,7 @@ def load(path: AnyPath) -> Federation:
             # safetensors reports a permission error as a damaged file. Opening the
             # file first raises the right error.
             path.open("rb").close()
-            header, arrays = _read(path)
-        # JSON has lists in place of tuples.
-        metadata = {
-            key: tuple(value) if isinstance(value, list) else value
-            for key, value in header.items()
-        }
-        if "loss" in header:
-            metadata["loss"] = loss_of(header["loss"])
+            metadata, arrays = _read(path)
         splits = {}
         for split in SPLITS:
             rows = arrays.pop(f"{split}.rows")
@@ -118,7 +113,7 @@ def load(path: AnyPath) -> Federation:
             splits[split] = Ragged(rows, offsets)
         arguments: Any = {"groups": None, **arrays, **splits, **metadata}
         return Federation(**arguments)
-    except _DAMAGE_ERRORS as error:
+    except DAMAGE_ERRORS as error:
         raise ValueError(
             f"{path} is damaged or holds no federation ({reason(error)}); save it again"
         ) from None
@@ -128,10 +123,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Read the metadata fields and the arrays of a file, and check its digest."""
     with safe_open(path, framework="numpy") as file:
         metadata = file.metadata() or {}
-        if metadata.get("format") not in (_FORMAT, _OLD_FORMAT):
-            raise ValueError(
-                f"{path} holds no federation; give a file that fedtailor's save wrote"
-            )
+        fields = fields_of(path, metadata)
         arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a mapping)
     header = metadata["federation"]
     has_digest = metadata["format"] == _FORMAT
@@ -139,7 +131,27 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         raise ValueError(
             f"{path} is damaged (its digest is wrong); save the federation again"
         )
-    return json.loads(header), arrays
+    return fields, arrays
+
+
+def fields_of(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
+    """The fields of a federation that are no arrays, from the texts of its file.
+
+    Raises:
+        ValueError: the file holds no federation.
+    """
+    if metadata.get("format") not in (_FORMAT, _OLD_FORMAT):
+        raise ValueError(
+            f"{path} holds no federation; give a file that fedtailor's save wrote"
+        )
+    # JSON has lists in place of tuples.
+    fields = {
+        key: tuple(value) if isinstance(value, list) else value
+        for key, value in json.loads(metadata["federation"]).items()
+    }
+    if "loss" in fields:
+        fields["loss"] = loss_of(fields["loss"])
+    return fields
 
 
 def arrays_digest(header: str, arrays: Mapping[str, NDArray[Any]]) -> str:

@@ -11,14 +11,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtailor._files import private_folder, publish
+from fedtailor._printable import join_names
 from fedtailor.aggregation.secure_sums import MIN_CLIENTS, FixedPoint
 from fedtailor.aggregation.sum_shares import SumHistory
 from fedtailor.boosting import (
     BoostedModel,
+    BoostingProgress,
     BoostingRequest,
     as_vectors,
     boost,
+    load_progress,
     save_boosted,
+    save_progress,
 )
 from fedtailor.boosting.grid import LARGEST, LIMBS
 from fedtailor.protocol import require
@@ -55,6 +59,9 @@ FOLDER = "boosted"
 TREES = "trees.safetensors"
 """The file of `fedtailor.boosting.save_boosted` in it."""
 
+UNDER_WAY = "boosting.safetensors"
+"""The file of the rounds so far, beside `FOLDER`, until that is there."""
+
 SHARED = "shared"
 """The name under which the shared trees predict."""
 
@@ -66,6 +73,7 @@ def boost_clients(
     directory: Path,
     *,
     statistics: Statistics | None = None,
+    resume: bool = False,
     patience: float = 600.0,
     after_round: Callable[[int], None] = lambda rounds: None,
     log: Callable[[str], None] = lambda line: None,
@@ -80,6 +88,8 @@ def boost_clients(
         directory: a new directory, for the shared trees.
         statistics: pooled statistics of all clients' tables; None without federated
             preprocessing.
+        resume: go on after the last round of a boosting of this job and these clients
+            that ended early. All of them begin a new run with the trees of that round.
         patience: seconds for which a step that a client does not answer is asked again.
         after_round: called with the number of rounds of trees after each.
         log: called with lines for the user.
@@ -89,7 +99,8 @@ def boost_clients(
 
     Raises:
         ValueError: the job boosts no trees, or clients, rows and directory do not fit.
-        TooFewClients: a client did not answer for `patience` seconds; nothing is kept.
+        TooFewClients: a client did not answer for `patience` seconds; the rounds so far
+            are kept beside the directory, to `resume`.
     """
     require(
         job.boosting is not None,
@@ -107,6 +118,14 @@ def boost_clients(
     )
     total = sum(int(counts[0]) for counts in rows.values())
     require(total < LARGEST, f"boosting adds up to {LARGEST:g} rows, not {total:,}")
+    origin = {"job": job.identity, "clients": sorted(rows)}
+    under_way = directory.parent / UNDER_WAY
+    progress = _progress(under_way, origin) if resume else None
+    require(
+        resume or not under_way.exists(),
+        f"{under_way} holds the rounds of a boosting that ended early; --resume goes on"
+        " with it, or delete it to begin anew",
+    )
     template = template_of(job, statistics)
     inputs = int(np.prod(template.input_shape, dtype=int))
     with private_folder(directory.parent, FOLDER) as folder:
@@ -122,20 +141,19 @@ def boost_clients(
             patience,
             log,
         )
-        done = -1
 
-        def count_round() -> None:
-            nonlocal done
-            done += 1
-            after_round(done)
+        def end_round(progress: BoostingProgress) -> None:
+            save_progress(progress, under_way, origin)
+            after_round(len(progress.model.trees))
 
         model = boost(
             machines.ask,
             inputs,
             template.classes,
             job.boosting.settings,
+            progress=progress,
             halvings=HALVINGS,
-            after_round=count_round,
+            after_round=end_round,
         )
         machines.finish(len(model.trees))
         network, (vector,) = as_vectors([model], machines.like)
@@ -152,7 +170,37 @@ def boost_clients(
         export_models([personal], folder / "new")
         save_boosted(model, folder / "new" / TREES)
         publish(folder / "new", directory)
+        under_way.unlink()
     return model
+
+
+def _progress(path: Path, origin: Mapping[str, Any]) -> BoostingProgress:
+    """The rounds so far of a boosting of the same job and clients.
+
+    Raises:
+        ValueError: there are none, or they are of others.
+    """
+    require(
+        path.is_file(), f"there is no boosting in {path.parent} to resume; begin anew"
+    )
+    progress, of = load_progress(path)
+    require(
+        of.get("job") == origin["job"],
+        f"{path} is of another job.toml; delete it to begin anew",
+    )
+    gone, new = (
+        join_names(sorted(set(one) - set(other))) or "none"
+        for one, other in (
+            (of.get("clients", []), origin["clients"]),
+            (origin["clients"], of.get("clients", [])),
+        )
+    )
+    require(
+        gone == new == "none",
+        f"{path} is of other clients (missing now: {gone}; new: {new}); wait for the"
+        " same ones, or delete it to begin anew",
+    )
+    return progress
 
 
 class _Machines:

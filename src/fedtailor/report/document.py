@@ -80,7 +80,7 @@ def print_verdict(verdict: Verdict, warnings: Sequence[str]) -> None:
     for sentence in verdict.headline:
         _print_wrapped(sentence, "", "  ")
     say("")
-    verdict.table(MOST_CLIENTS, narrow=True).show()
+    verdict.table(MOST_CLIENTS).show()
     say("")
     for sentence in (*verdict.methods, *verdict.footnotes):
         _print_wrapped(sentence, "", "  ")

@@ -11,7 +11,9 @@ from fedtailor.training.metrics import PRIVACY
 
 def title(experiment: StoredExperiment) -> str:
     """The title of a report."""
-    return f"{experiment.index.name}: {experiment.index.title}"
+    name, text = experiment.index.name, experiment.index.title
+    # A table of one's own has its name in the title.
+    return text if text.startswith(name) else f"{name}: {text}"
 
 
 def paragraphs(experiment: StoredExperiment) -> list[str]:

@@ -4,7 +4,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -55,6 +55,8 @@ class ReportTable:
         title: title, one line; "" if the text above says it.
         columns: [c] headers; a terminal shows their line breaks.
         rows: [r][c] cells.
+        below: [r][c] what a terminal and a page show below each cell, Markdown in
+            brackets behind it, and files of numbers not at all; or empty.
         text: number of text columns; they come before the numeric columns.
         higher_is_better: index of a column -> direction, for columns whose best number
             is marked (in LaTeX).
@@ -67,6 +69,7 @@ class ReportTable:
     text: int = 1
     higher_is_better: Mapping[int, bool] = field(default_factory=dict)
     note: str = ""
+    below: Sequence[Sequence[str]] = ()
 
     def __post_init__(self) -> None:
         columns = len(self.columns)
@@ -75,6 +78,14 @@ class ReportTable:
                 len(row) == columns,
                 f"a row has {len(row)} cells, the table {columns} columns",
             )
+        require(
+            not self.below or [*map(len, self.below)] == [*map(len, self.rows)],
+            "there are not as many texts below the cells as cells",
+        )
+
+    def first(self, count: int) -> "ReportTable":
+        """The table with its first rows."""
+        return replace(self, rows=self.rows[:count], below=self.below[:count])
 
     def select(
         self,
@@ -118,8 +129,12 @@ class ReportTable:
             justify = "left" if number < self.text else "right"
             header = "\n".join(map(one_line, column.split("\n")))
             rich_table.add_column(Text(header), justify=justify, overflow="fold")
-        for row in self.rows:
-            rich_table.add_row(*(Text(one_line(cell)) for cell in row))
+        for number, row in enumerate(self.rows):
+            cells = [Text(one_line(cell)) for cell in row]
+            if self.below:
+                for cell, below in zip(cells, self.below[number], strict=True):
+                    cell.append(f"\n{one_line(below)}", "dim")
+            rich_table.add_row(*cells)
         console = Console()
         if not sys.stdout.isatty():
             # A pipe has no width, so nothing is wrapped; also where FORCE_COLOR makes
@@ -136,8 +151,7 @@ class ReportTable:
 
     def _repr_html_(self) -> str:
         """The table in a notebook."""
-        rows = ([str(cell) for cell in row] for row in self.rows)
-        shown = html_table(_header_lines(self.columns), rows, self.title)
+        shown = html_table(_header_lines(self.columns), self._texts(), self.title)
         return shown + (html_paragraphs([self.note]) if self.note else "")
 
     def markdown(self) -> str:
@@ -149,7 +163,7 @@ class ReportTable:
             for row in (
                 map(markdown_text, self.columns),
                 alignment,
-                *(map(markdown_text, row) for row in self.rows),
+                *(map(markdown_text, row) for row in self._texts()),
             )
         ]
         note = [markdown_text(self.note), ""] if self.note else []
@@ -220,6 +234,14 @@ class ReportTable:
             for row in self.rows
         ]
         return {"title": self.title, "note": self.note, "rows": rows}
+
+    def _texts(self) -> list[list[str]]:
+        """The cells as text, each with what stands below it in brackets."""
+        rows = [[str(cell) for cell in row] for row in self.rows]
+        for row, below in zip(rows, self.below, strict=False):
+            for column, text in enumerate(below):
+                row[column] += f" ({text})" if text else ""
+        return rows
 
     def _best(self, column: int, higher_is_better: bool) -> list[int]:
         """The indices of the rows with the best number in a column."""

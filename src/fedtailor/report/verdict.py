@@ -37,10 +37,14 @@ from fedtailor.storage.digests import finite
 
 ALPHA = 0.05
 """Level of the verdicts after correction."""
-MOST_CLIENTS = 24
+MOST_CLIENTS = 12
 """A first screen shows no more clients than these."""
 LEAST_FOLDS = 5
 """The folds that are advised to somebody who has none."""
+CHANCE_AT_HALF = ("roc_auc", "c_index", "uno")
+"""Metrics that are a half for whoever guesses."""
+IN_UNITS_OF_TARGET = ("rmse", "mae")
+"""Metrics that have the unit of the target."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,7 @@ class ClientVerdict:
 
     Attributes:
         client: its name.
+        test_rows: its test rows in one split.
         method: label of the method that it should use.
         use: the same in words.
         value: expected metric, the mean over seeds, with `low` and `high`.
@@ -64,6 +69,7 @@ class ClientVerdict:
     """
 
     client: str
+    test_rows: int
     method: str
     use: str
     value: float
@@ -93,8 +99,9 @@ class Verdict:
         recommendation: the methods that were chosen.
         unit: of the metric of the clients.
         subject: what was compared, one line.
-        headline: the decision, one or two sentences.
-        methods: one sentence on each method that is named.
+        client_column: the column that names the clients.
+        headline: the decision, a few sentences.
+        methods: one sentence on each method and baseline that the table names.
         clients: one entry for each client.
         footnotes: how many verdicts hold, and what would settle the others.
         warnings: what makes the headline doubtful: a baseline is better, or could not be
@@ -106,6 +113,7 @@ class Verdict:
     recommendation: Recommendation
     unit: Unit
     subject: str
+    client_column: str
     headline: Sequence[str]
     methods: Sequence[str]
     clients: Sequence[ClientVerdict]
@@ -113,75 +121,92 @@ class Verdict:
     warnings: Sequence[str] = field(default_factory=tuple)
     hurt: Hurt | None = None
 
-    def table(self, most: int | None = None, *, narrow: bool = False) -> ReportTable:
+    def table(self, most: int | None = None) -> ReportTable:
         """The table with one row for each client.
 
         Args:
             most: the most rows; the clients with the worst expected metric then.
-            narrow: for a terminal of 80 columns: the gain over the best baseline has no
-                interval.
         """
-        chosen, note = list(self.clients), ""
+        chosen = list(self.clients)
+        note = (
+            "Rows are test rows; ranges are 95 % intervals, and a gain is unclear if its"
+            " range contains 0."
+        )
         if most is not None and len(chosen) > most:
             sign = 1 if self.unit.higher_is_better else -1
             chosen.sort(key=lambda client: _last_if_nan(sign * client.value))
             chosen = chosen[:most]
-            note = (
-                f"The {most} clients with the worst expectation; all"
-                f" {len(self.clients)}: --details, or the page."
+            note += (
+                f" Shown: the {most} of {len(self.clients)} clients with the worst"
+                " expected metric; all: --details, or the page."
             )
-        if not self.unit.higher_is_better:
-            direction = f"{self.unit.label}: less is better; gains with + are better."
-            note = f"{direction} {note}".strip()
-        rows = [self._row(client, narrow) for client in chosen]
         columns = [
-            "client",
+            self.client_column,
             "use",
-            f"{self.unit.label}\nexpected (95 %)",
-            "over training\nalone (95 %)",
-            "over the best\nbaseline" + ("" if narrow else " (95 %)"),
+            f"{self.unit.label}\nexpected",
+            "over training\nalone",
+            "over the best\nbaseline",
         ]
-        return ReportTable("", columns, rows, text=2, note=note)
+        return ReportTable(
+            "",
+            columns,
+            [self._row(client) for client in chosen],
+            below=[self._row_below(client) for client in chosen],
+            text=2,
+            note=note,
+        )
 
-    def _row(self, client: ClientVerdict, narrow: bool) -> list[Cell]:
-        unit, scale = self.unit, self.unit.scale
-
-        def plain(value: float) -> str:
-            return f"{scale * value:.{unit.digits}f}"
-
-        expected = "no test rows"
-        if math.isfinite(client.value):
-            expected = plain(client.value)
-            if math.isfinite(client.low) and math.isfinite(client.high):
-                expected += f" ({plain(client.low)}, {plain(client.high)})"
-            else:
-                expected += " (one row)"
-        gain: Cell = "-"
-        if client.gain is not None:
-            gain = self._gain_cell(client.gain)
-        baseline: Cell = "-"
-        if client.over_baseline is not None:
-            over = scale * client.over_baseline[0]
-            text = unit.signed(over)
-            if not narrow:
-                text = str(self._gain_cell(client.over_baseline))
-            baseline = Number(over, f"{text} {_short(client.baseline)}")
+    def _row(self, client: ClientVerdict) -> list[Cell]:
+        """What a client should use, and what it may expect."""
+        value = self.unit.scale * client.value
+        if math.isfinite(value):
+            expected = f"{value:.{self.unit.digits}f}"
+        elif client.test_rows:
+            # An area under a curve needs rows of both classes.
+            expected = "not defined"
+        else:
+            expected = "no test rows"
         return [
             client.client,
             client.use,
-            Number(scale * client.value, expected),
-            gain,
-            baseline,
+            Number(value, expected),
+            self._gain_cell(client.gain),
+            self._gain_cell(client.over_baseline),
         ]
 
-    def _gain_cell(self, gain: tuple[float, float, float]) -> Cell:
+    def _row_below(self, client: ClientVerdict) -> list[str]:
+        """How sure that is."""
+        scale, digits = self.unit.scale, self.unit.digits
+        expected = ""
+        if math.isfinite(client.low) and math.isfinite(client.high):
+            low, high = scale * client.low, scale * client.high
+            expected = f"{low:.{digits}f} to {high:.{digits}f}"
+        elif math.isfinite(client.value):
+            expected = "one row"
+        return [
+            f"{client.test_rows:,} rows",
+            client.method,
+            expected,
+            self._interval_text(client.gain),
+            self._interval_text(client.over_baseline),
+        ]
+
+    def _gain_cell(self, gain: tuple[float, float, float] | None) -> Cell:
+        """A gain, and whether it is one."""
+        if gain is None:
+            return "-"
         center, low, high = (self.unit.scale * value for value in gain)
         if not (math.isfinite(low) and math.isfinite(high)):
             return Number(center, "too few rows")
-        signed = self.unit.signed
-        # The sign of the upper end is told by its place.
-        upper = signed(high).removeprefix("+")
-        return Number(center, f"{signed(center)} ({signed(low)}, {upper})")
+        verdict = "better" if low > 0 else "worse" if high < 0 else "unclear"
+        return Number(center, f"{self.unit.signed(center)} {verdict}")
+
+    def _interval_text(self, gain: tuple[float, float, float] | None) -> str:
+        """The ends of the interval of a gain; "" where there is none."""
+        if gain is None or not all(map(math.isfinite, gain)):
+            return ""
+        _, low, high = (self.unit.scale * value for value in gain)
+        return f"{self.unit.signed(low)} to {self.unit.signed(high)}"
 
     def as_dict(self) -> dict[str, Any]:
         """Converts the verdict to a dict for JSON."""
@@ -196,6 +221,7 @@ class Verdict:
                 "clients": [
                     {
                         "client": it.client,
+                        "test_rows": it.test_rows,
                         "method": it.method,
                         "use": it.use,
                         "expected": it.value,
@@ -265,12 +291,17 @@ def verdict_of(
         *_untrained_warnings(experiment, scenario, runs),
         *_nonlinear_warnings(experiment, scenario, tests, baselines, ahead),
     ]
+    arguments = experiment.index.scenarios[scenario].arguments
     return Verdict(
         chosen,
         unit_of(gain_metric),
         subject=_subject(experiment, scenario, first, gain_metric),
+        client_column=str(arguments.get("client", "client")),
         headline=headline,
-        methods=_method_sentences(chosen, runs, base),
+        methods=[
+            *_method_sentences(chosen, runs, base),
+            *_baseline_sentences(clients),
+        ],
         clients=clients,
         footnotes=[
             *_hurt_sentences(hurt),
@@ -436,6 +467,7 @@ def _clients(
     adjusted = holm(p)
     beside = _baselines_of_clients(baselines, names, sizes)
     over = _over_baselines(own, beside, used, baselines, metric)
+    tested = mean_sizes(next(iter(runs.values())), "test")
     entries = []
     for position, name in enumerate(names):
         found = expected.get((name, own[name]), {})
@@ -445,6 +477,7 @@ def _clients(
         entries.append(
             ClientVerdict(
                 client=name,
+                test_rows=tested.get(name, 0),
                 method=own[name],
                 use=use_of(runs[own[name]][0].method),
                 value=found.get("value", math.nan),
@@ -519,49 +552,92 @@ def _subject(
     experiment: StoredExperiment, scenario: str, first: StoredRun, metric: str
 ) -> str:
     """What was compared, in one line."""
-    use = experiment.index.scenarios[scenario]
-    path, column = use.arguments.get("path"), use.arguments.get("client", "client")
+    arguments = experiment.index.scenarios[scenario].arguments
+    path, column = arguments.get("path"), arguments.get("client", "client")
     name = scenario if not path else str(path).rpartition("/")[2]
-    seeds = len(experiment.index.seeds)
-    folds = use.arguments.get("folds")
-    splits = f"{seeds} split{'s' if seeds > 1 else ''}"
-    if folds:
-        splits = f"{seeds} of {folds} folds" if seeds != folds else f"{folds} folds"
     count = len(first.seen_clients)
-    what = "clients" if column == "client" else f"clients ({column})"
-    label = unit_of(metric).label.removesuffix(", %")
+    clients = f"{count} client{'s' if count > 1 else ''}"
+    if column != "client":
+        clients += f" ({column})"
     return (
-        f"{name}, {count} {what}, judged by {label} on rows that no training saw"
-        f" ({splits})"
+        f"{name}: {_predicted(arguments)}{clients}, judged by {_judged_by(metric, arguments)}"
+        f" on rows that no training saw ({_splits(experiment, arguments)})"
     )
+
+
+def _predicted(arguments: Mapping[str, Any]) -> str:
+    """What is predicted, as in "predicting num (>0) for "; "" if that has no name."""
+    target = arguments.get("target")
+    if not target:
+        return ""
+    # A few labels are shown; more would hide the rest of the line.
+    positive = join_names(list(arguments.get("positive") or ()), MAX_NAMES)
+    named = f"{target} ({positive})" if positive else str(target)
+    return f"predicting {named} for "
+
+
+def _judged_by(metric: str, arguments: Mapping[str, Any]) -> str:
+    """A metric with its unit, and with the direction that is better."""
+    unit = unit_of(metric)
+    name = unit.label.removesuffix(", %")
+    direction = "higher is better" if unit.higher_is_better else "lower is better"
+    if metric in CHANCE_AT_HALF:
+        best, guess = f"{unit.scale:g}", f"{unit.scale / 2:g}"
+        direction = f"{best} is perfect, {guess} a guess"
+    elif metric in IN_UNITS_OF_TARGET and arguments.get("target"):
+        direction = f"in units of {arguments['target']}; {direction}"
+    return f"{name} ({direction})"
+
+
+def _splits(experiment: StoredExperiment, arguments: Mapping[str, Any]) -> str:
+    """The splits of all seeds: "3 random splits", "5 folds"."""
+    seeds, folds = len(experiment.index.seeds), arguments.get("folds")
+    if folds:
+        return f"{folds} folds" if seeds == folds else f"{seeds} of {folds} folds"
+    many = "s" if seeds > 1 else ""
+    if arguments.get("split") or arguments.get("time"):
+        return f"one split, {seeds} seed{many}"
+    return f"{seeds} random split{many}"
 
 
 def _headline(
     chosen: Recommendation, tests: Tests, base: str | None, runs: RunsByMethod
 ) -> list[str]:
-    """Whether sharing helps on average, and which method to take."""
-    method = chosen.method
-    sentences = []
+    """Which method to take and why, and whether sharing helps on average."""
+    sentences = [_use_sentence(chosen, base, runs)]
     shared = [label for label in tests.methods if label != base]
     if base is not None and shared:
         # Of the shared methods the one that was chosen; else the best on validation data.
+        method = chosen.method
         subject = method if method != base else _first_shared(chosen, shared, tests)
-        sentences.append(_sharing_sentence(tests, subject, base))
-    if len(chosen.close) > 1:
-        reason = (
-            "on validation data none is better by more than a standard error, and of"
-            f" the {len(chosen.close)} that are as good it is the simplest"
-        )
-        if chosen.best != method:
-            reason += f" ({chosen.best} is ahead there)"
-    else:
-        reason = "on validation data it is the best by more than a standard error"
-    text = f"Use {method}: {reason}"
+        sentences.append(_sharing_sentence(tests, subject, base, method))
+    return sentences
+
+
+def _use_sentence(chosen: Recommendation, base: str | None, runs: RunsByMethod) -> str:
+    """Which method to take, what it is, and why it was chosen."""
+    method = chosen.method
+    what = sentence_of(runs[method][0].method)
+    text = f"Use {method}: {what}."
     if chosen.of_client:
         names = join_names(list(chosen.of_client), MAX_NAMES)
-        text += f"; {names} should use what the table says"
-    sentences.append(f"{text}.")
-    return sentences
+        text = f"Use {method}, but for {names} what the table says. {method}: {what}."
+    others = [label for label in chosen.close if label != method]
+    if not others:
+        reason = "it is better than all others by more than a standard error"
+    elif method == chosen.best:
+        reason = (
+            "it is the best, and simpler than those within a standard error of it"
+            f" ({join_names(others, MAX_NAMES)})"
+        )
+    else:
+        reason = (
+            f"it is the simplest of the {len(chosen.close)} within a standard error of"
+            f" the best, {chosen.best}"
+        )
+    if others and base is not None and base not in chosen.close:
+        reason += "; training alone is further behind"
+    return f"{text} On validation data {reason}."
 
 
 def _first_shared(chosen: Recommendation, shared: Sequence[str], tests: Tests) -> str:
@@ -572,20 +648,29 @@ def _first_shared(chosen: Recommendation, shared: Sequence[str], tests: Tests) -
     return close[0] if close else max(shared, key=tests.mean)
 
 
-def _sharing_sentence(tests: Tests, method: str, base: str) -> str:
+def _sharing_sentence(tests: Tests, method: str, base: str, chosen: str) -> str:
+    """Whether sharing helps on average, by a method that shares.
+
+    Args:
+        tests: the test values.
+        method: the method that shares.
+        base: the one that trains every client alone.
+        chosen: the one that was chosen for all, which may be either.
+    """
     gain = tests.gain(method, base)
-    text = tests.gain_text(gain)
+    by = "" if method == chosen else f" by {method}"
+    text = f"{tests.gain_text(gain)} over training alone{by}"
     seeds = len(tests.values[method])
     if seeds < MIN_SEEDS:
         return (
             f"{seeds} split{'s' if seeds > 1 else ''} cannot tell whether sharing helps:"
-            f" {text} by {method}."
+            f" {text}."
         )
     if gain.verdict == "helps":
         return f"Sharing helps on average: {text}."
     if gain.verdict == "hurts":
-        return f"Sharing hurts on average: {text} by {method}."
-    return f"Sharing is not shown to help on average: {text} by {method}."
+        return f"Sharing hurts on average: {text}."
+    return f"These rows cannot tell whether sharing helps on average: {text}."
 
 
 def _ahead(tests: Tests, baselines: Mapping[str, TrainedBaseline]) -> list[str]:
@@ -718,12 +803,37 @@ def _nonlinear_warnings(
 def _method_sentences(
     chosen: Recommendation, runs: RunsByMethod, base: str | None
 ) -> list[str]:
-    """One sentence on each method that is named above."""
-    named = [chosen.method, *chosen.of_client.values()]
+    """One sentence on each method that is named above and not explained there."""
+    named = list(chosen.of_client.values())
     if base is not None and chosen.method == base:
         named.append(chosen.best)
-    labels = [label for label in dict.fromkeys(named) if label in runs]
+    labels = [
+        label
+        for label in dict.fromkeys(named)
+        if label in runs and label != chosen.method
+    ]
     return [f"{label}: {sentence_of(runs[label][0].method)}." for label in labels]
+
+
+def _baseline_sentences(clients: Sequence[ClientVerdict]) -> list[str]:
+    """Which baseline the clients are compared with, in a sentence."""
+    clients_by_title: dict[str, list[str]] = {}
+    for client in clients:
+        if client.over_baseline is not None:
+            clients_by_title.setdefault(client.baseline, []).append(client.client)
+    if not clients_by_title:
+        return []
+    first, *others = sorted(
+        clients_by_title, key=lambda title: -len(clients_by_title[title])
+    )
+    exceptions = "".join(
+        f"; for {join_names(clients_by_title[title], MAX_NAMES)}: {title}"
+        for title in others
+    )
+    return [
+        "Best baseline, of those that need no pooled rows, by validation data:"
+        f" {first}{exceptions}."
+    ]
 
 
 def _footnotes(
@@ -744,8 +854,8 @@ def _footnotes(
     unclear = len(judged) - counts["helps"][0] - counts["hurts"][0]
     text = (
         f"Client by client, sharing is shown to help {counts['helps'][0]} and to hurt"
-        f" {counts['hurts'][0]} of {len(judged)}; after correction for {len(judged)}"
-        f" verdicts {counts['helps'][1]} and {counts['hurts'][1]}."
+        f" {counts['hurts'][0]} of {len(judged)} ({counts['helps'][1]} and"
+        f" {counts['hurts'][1]} after correction for {len(judged)} tests)."
     )
     if unclear:
         text += f" {_settling(experiment, scenario)}"
@@ -763,22 +873,15 @@ def _settling(experiment: StoredExperiment, scenario: str) -> str:
         return f"about {took} min"
 
     if seeds < MIN_SEEDS:
-        return f"To tell more: three seeds ({minutes(3)})."
+        return f"To tell more: the same command with --seeds 0 1 2 ({minutes(3)})."
     fixed = arguments.get("split") or arguments.get("time")
     is_table = index.scenarios[scenario].use == "table"
     if is_table and not fixed and not arguments.get("folds"):
         return (
-            f"To tell more: --folds {LEAST_FOLDS}, by which every row is tested"
-            f" ({minutes(LEAST_FOLDS)}), or more rows."
+            f"To tell more: the same command with --folds {LEAST_FOLDS}, by which every"
+            f" row is tested ({minutes(LEAST_FOLDS)}), or more rows."
         )
     return f"To tell more: more seeds ({minutes(2 * seeds)} for {2 * seeds}), or more rows."
-
-
-def _short(title: str) -> str:
-    """A baseline in a narrow column."""
-    return {"boosted trees": "trees", "logistic regression": "logistic"}.get(
-        title.partition(",")[0], title.partition(",")[0].removesuffix(" regression")
-    )
 
 
 def _last_if_nan(value: float) -> float:

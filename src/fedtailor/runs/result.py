@@ -105,14 +105,36 @@ class Run:
         Raises:
             ValueError: there is no such client.
         """
-        index = self.federation.client(client).index
+        index = self._index(client)
         drive(self.compute_personal([index]), self.executor)
-        return self._personal[self.federation.names[index]]
+        return self._personal[self._names[index]]
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        """The names of all clients, also of those whose examples are elsewhere."""
+        return self.executor.data.names
+
+    def _index(self, client: int | str) -> int:
+        """The position of a client among all.
+
+        Raises:
+            ValueError: there is no such client.
+        """
+        if len(self._names) == len(self.federation):
+            return self.federation.client(client).index
+        if isinstance(client, str):
+            require(client in self._names, f"no client is called {client!r}")
+            return self._names.index(client)
+        require(
+            -len(self._names) <= client < len(self._names),
+            f"there is no client {client}; there are {len(self._names)}, counted from 0",
+        )
+        return int(client) % len(self._names)
 
     def personal_models(self) -> dict[str, PersonalModel]:
         """The personal models of all clients, seen and unseen, by name."""
-        drive(self.compute_personal(range(len(self.federation))), self.executor)
-        return {name: self._personal[name] for name in self.federation.names}
+        drive(self.compute_personal(range(len(self._names))), self.executor)
+        return {name: self._personal[name] for name in self._names}
 
     def compute_personal(self, clients: Iterable[int]) -> Exchanges[None]:
         """Compute the personal models of some clients, unless they are known already.
@@ -126,9 +148,7 @@ class Run:
             " machines; predict there, with `fedtailor federation predict KIT`",
         )
         missing = [
-            client
-            for client in clients
-            if self.federation.names[client] not in self._personal
+            client for client in clients if self._names[client] not in self._personal
         ]
         # One request for all clients of a table, not one for each client.
         for table in (self.executor.seen, self.executor.unseen):

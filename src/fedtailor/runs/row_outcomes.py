@@ -119,7 +119,8 @@ def _data_of(executor: Executor) -> Federation:
     federation = executor.data
     require(
         isinstance(federation, Federation),
-        "rows of a federation of machines are on its clients' machines; measure there",
+        "outcomes of rows need the rows of all clients in this process; measure where they"
+        " are",
     )
     assert isinstance(federation, Federation)
     return federation

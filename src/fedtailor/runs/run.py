@@ -13,8 +13,13 @@ from typing import Any
 import numpy as np
 
 from fedtailor.accounting import Ledger
-from fedtailor.executors import DeviceExecutor, Settings, executor_kind
-from fedtailor.federation import Federation
+from fedtailor.executors import (
+    DeviceExecutor,
+    Settings,
+    ShareExecutor,
+    executor_kind,
+)
+from fedtailor.federation import Federation, Share
 from fedtailor.federation.checks import check_memory
 from fedtailor.metrics import Metric
 from fedtailor.models import Architecture, Model
@@ -90,7 +95,7 @@ class Store:
 
 def run(
     algorithm: Algorithm,
-    federation: Federation,
+    federation: Federation | Share,
     model: Model | Architecture,
     rounds: int,
     *,
@@ -117,7 +122,8 @@ def run(
 
     Args:
         algorithm: the method with its hyper-parameters.
-        federation: who holds which data.
+        federation: who holds which data; or this process's share of it, where several
+            processes train it together (`fedtailor.federation.share`).
         model: a `Model`, or an architecture that is bound to the federation's inputs
             and classes.
         rounds: communication rounds (at least 1).
@@ -239,7 +245,7 @@ def run_on(
 
 
 def executor_of(
-    federation: Federation,
+    federation: Federation | Share,
     model: Model | Architecture,
     settings: Settings,
     directory: Path | str | None = None,
@@ -255,24 +261,23 @@ def executor_of(
         isinstance(settings, Settings),
         f"settings is {settings!r}; give fedtailor.Settings(...), or nothing",
     )
-    model = bind(model, federation)
+    own = federation.own if isinstance(federation, Share) else federation
+    model = bind(model, own)
     check_memory(
         model.size,
         np.dtype(model.precision.parameters).itemsize,
         f"a model of {model.size:,} numbers",
     )
+    folder = None if directory is None else Path(directory)
+    if isinstance(federation, Share):
+        return ShareExecutor(federation, model, settings, directory=folder)
     executor_class = executor_kind(model, settings)
-    return executor_class(
-        federation,
-        model,
-        settings,
-        directory=None if directory is None else Path(directory),
-    )
+    return executor_class(federation, model, settings, directory=folder)
 
 
 def simulate(
     algorithm: Algorithm,
-    federation: Federation,
+    federation: Federation | Share,
     model: Model | Architecture,
     *,
     seed: int = 0,
@@ -359,6 +364,11 @@ def run_exchanges(
         1
     """
     data = executor.data
+    require(
+        store is None or not store.keep_rows or isinstance(data, Federation),
+        "keep_rows needs the rows of all clients, and this process has those of its own;"
+        " leave it out, and open the directory in one process for rows",
+    )
     spec = spec.bound(data.default_metrics)
     # The training is created before anything is written, because the method may refuse
     # its settings for these clients.

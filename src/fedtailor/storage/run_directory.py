@@ -8,6 +8,7 @@
     checkpoint.safetensors  the state after the last saved round, with digests of the files above
     checkpoint-before.safetensors  the previous checkpoint, which is used if the last one is damaged
     states-<phase>.bin      the clients' states, if they do not fit into memory (`Settings.state_limit`)
+    states-<digest>.safetensors  the states of the clients of one process, where several share a federation
     diagnostics.json        the method's diagnostics at the end (arrays are in diagnostics.safetensors)
     rows.parquet            if requested: client, row, loss and prediction of every test row at the end
     validation.parquet      likewise, of every validation row
@@ -363,8 +364,8 @@ class RunDirectory:
         Raises:
             Unusable: it cannot be written.
         """
-        # Checkpoints contain their own digests and those of the states (*.bin). Hidden
-        # files are the lock and temporary folders.
+        # Checkpoints contain their own digests and those of the states. Hidden files are
+        # the lock and temporary folders.
         excluded = (CHECKPOINT, PREVIOUS_CHECKPOINT, SUMMARY)
         with self._disk_errors():
             digests = {
@@ -373,7 +374,7 @@ class RunDirectory:
                 if entry.is_file()
                 and entry.name not in excluded
                 and not entry.name.startswith(".")
-                and entry.suffix != ".bin"
+                and not entry.name.startswith("states-")
             }
             content = {**summary, DIGESTS: digests}
             self._write_text(

@@ -24,6 +24,8 @@ class Boost:
 
     dir: tyro.conf.Positional[Path]
     """Directory of the federation."""
+    resume: bool = False
+    """Go on after the last round of trees of a boosting that ended early."""
     listen: str = "0.0.0.0"
     """Address to listen on; all of this machine's by default."""
     wait: float = 600.0
@@ -57,6 +59,10 @@ def boost(options: Boost) -> int:
         not directory.exists(),
         f"{directory} is there already; move it away to boost anew",
     )
+    advice = (
+        "rounds of trees that were complete are kept: go on with fedtailor federation"
+        f" boost {options.dir} --resume"
+    )
     assert job.boosting is not None
     most = job.boosting.settings.trees
     with connected(options.dir, host=options.listen) as connection:
@@ -69,13 +75,14 @@ def boost(options: Boost) -> int:
             known=Statistics.load(coordinator, job.schema),
         )
         try:
-            with explain_interrupt("stopped; nothing was kept"):
+            with explain_interrupt(f"stopped; {advice}"):
                 model = boost_clients(
                     job,
                     connection.transport,
                     rows,
                     directory,
                     statistics=statistics,
+                    resume=options.resume,
                     patience=options.patience,
                     after_round=lambda rounds: say_status(
                         f"{rounds} of {most} rounds of trees"
@@ -83,7 +90,7 @@ def boost(options: Boost) -> int:
                     log=say_status,
                 )
         except TooFewClients as error:
-            raise ValueError(f"{error}; nothing was kept: boost again") from None
+            raise ValueError(f"{error}; {advice}") from None
     say(
         f"{len(model.trees)} rounds of shared trees, as many as validation rows say:"
         f" {directory}",

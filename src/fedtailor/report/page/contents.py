@@ -103,8 +103,8 @@ def scenario_sections(
     return [
         *verdict_sections(decision.verdict, decision.warnings, lines),
         Section(
-            "Everything else",
-            ["Each title opens what the decision rests on."],
+            "What the decision rests on",
+            ["Each title opens its part."],
             folded=[in_words, *evidence],
         ),
     ]
@@ -113,7 +113,7 @@ def scenario_sections(
 def verdict_sections(
     verdict: Verdict, warnings: Sequence[str], lines: int = MAX_TABLE_ROWS
 ) -> list[Section]:
-    """The decision, a sentence and a line for each client; and what to know of it.
+    """The decision, a few sentences and a line for each client; and how sure it is.
 
     Args:
         verdict: what was decided.
@@ -128,7 +128,7 @@ def verdict_sections(
             tables=[_truncated(table, lines)],
         ),
         Section(
-            "What to know of it",
+            "How sure it is",
             [*verdict.methods, *verdict.footnotes],
             [*verdict.warnings, *warnings],
         ),
@@ -405,9 +405,7 @@ def _truncated(table: ReportTable, lines: int) -> ReportTable:
     truncation_note = (
         f"The first {lines} of {count} lines; `fedtailor report --out` writes all."
     )
-    return replace(
-        table, rows=table.rows[:lines], note=f"{truncation_note} {table.note}".strip()
-    )
+    return replace(table.first(lines), note=f"{truncation_note} {table.note}".strip())
 
 
 def _value_cell(value: float | None, unit: Unit) -> Cell:

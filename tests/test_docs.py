@@ -40,7 +40,7 @@ RUN = {
     "models.md": 4,
     "models-in-use.md": 1,
     "models-pytorch.md": 1,
-    "models-trained.md": 1,
+    "models-trained.md": 2,
     "series.md": 1,
     "survival.md": 1,
 }
@@ -139,13 +139,15 @@ def test_survival(capsys):
     assert found["fit"].coefficients.shape == (3,)
 
 
-def test_models_that_come_trained(capsys):
+def test_models_that_come_trained(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
     found = execute("models-trained.md")
     whole = found["whole"]
     x = found["digits"].client(0).test.x
     own = found["run"].personal(0)
     np.testing.assert_allclose(whole.outputs(x), own.outputs(x), rtol=0, atol=1e-4)
     assert own.model.size < whole.model.size
+    assert (tmp_path / "base.safetensors").exists()
 
 
 def test_liars(capsys):

@@ -36,7 +36,7 @@ RUN = {
     "cluster.md": 2,
     "late.md": 1,
     "liars.md": 1,
-    "networks.md": 1,
+    "networks.md": 2,
     "models.md": 4,
     "models-in-use.md": 1,
     "models-pytorch.md": 1,
@@ -173,7 +173,9 @@ def test_late(capsys):
 @pytest.mark.slow
 def test_networks(capsys):
     found = execute("networks.md")
-    assert len(capsys.readouterr().out.splitlines()) == 5
+    shown = blocks("networks.md", "text")[1]
+    *methods, counted = capsys.readouterr().out.splitlines()
+    assert len(methods) == 5 and f"{counted}\n" == shown
     model, names = found["run"].model, found["federation"].names
     assert model.member_of(names[0]) != model.member_of(names[-1])
 

@@ -44,6 +44,7 @@ class PartlyFrozen(Wrapper):
     seed: int = field(default=0, kw_only=True)
     given: FrozenArrays | None = field(default=None, kw_only=True)
     arrays: FrozenArrays | None = field(default=None, kw_only=True)
+    freezes = True
 
     @property
     def frozen(self) -> FrozenArrays | None:

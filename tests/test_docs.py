@@ -36,11 +36,11 @@ RUN = {
     "cluster.md": 2,
     "late.md": 1,
     "liars.md": 1,
-    "networks.md": 1,
+    "networks.md": 2,
     "models.md": 4,
     "models-in-use.md": 1,
     "models-pytorch.md": 1,
-    "models-trained.md": 1,
+    "models-trained.md": 2,
     "series.md": 1,
     "survival.md": 1,
 }
@@ -139,13 +139,15 @@ def test_survival(capsys):
     assert found["fit"].coefficients.shape == (3,)
 
 
-def test_models_that_come_trained(capsys):
+def test_models_that_come_trained(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
     found = execute("models-trained.md")
     whole = found["whole"]
     x = found["digits"].client(0).test.x
     own = found["run"].personal(0)
     np.testing.assert_allclose(whole.outputs(x), own.outputs(x), rtol=0, atol=1e-4)
     assert own.model.size < whole.model.size
+    assert (tmp_path / "base.safetensors").exists()
 
 
 def test_liars(capsys):
@@ -171,7 +173,9 @@ def test_late(capsys):
 @pytest.mark.slow
 def test_networks(capsys):
     found = execute("networks.md")
-    assert len(capsys.readouterr().out.splitlines()) == 5
+    shown = blocks("networks.md", "text")[1]
+    *methods, counted = capsys.readouterr().out.splitlines()
+    assert len(methods) == 5 and f"{counted}\n" == shown
     model, names = found["run"].model, found["federation"].names
     assert model.member_of(names[0]) != model.member_of(names[-1])
 

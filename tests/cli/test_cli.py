@@ -55,6 +55,7 @@ NAMES = {
         "fedgh",
         "fedtgp",
         "heterofl",
+        "fedmd",
     ),
     *(
         "mr-mtl",

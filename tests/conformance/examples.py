@@ -73,6 +73,7 @@ EXAMPLES: dict[str, Algorithm] = {
     "fedgh": ft.FedGH(sgd=TRAINED, server_lr=0.1),
     "fedtgp": ft.FedTGP(sgd=TRAINED, server_lr=0.1, server_epochs=5),
     "heterofl": ft.HeteroFL(sgd=TRAINED),
+    "fedmd": ft.FedMD(sgd=TRAINED, digest_lr=0.1),
 }
 
 FOR_ONE: dict[str, Algorithm] = {
@@ -248,6 +249,14 @@ OPT_OUTS: dict[tuple[str, str], str] = {
     ("loss scale", "fedtgp"): "as fedproto",
     ("enrolment", "fedgh"): "as fedper",
     (
+        "enrolment",
+        "fedmd",
+    ): "client i's model has a history of consensuses; a newcomer's knows the last one",
+    (
+        "loss scale",
+        "fedmd",
+    ): "the distance to the consensus does not scale with the loss (unless digest_lr does)",
+    (
         "loss scale",
         "fedgh",
     ): "the rate of the server's steps does not scale with the loss",
@@ -353,6 +362,7 @@ TRAFFIC: dict[str, tuple[float, ...]] = {
     "fedgh": (1, 1, 0, 0, 0),
     "fedtgp": (0, 0, 0, 0, 0),
     "heterofl": (1, 1, 1, 0, 0),
+    "fedmd": (0, 0, 0, 0, 0),
 }
 """In a round with two groups, streams or models: (streams down, models a client
 receives, models it sends, scalars it receives, scalars it sends)."""

@@ -5,6 +5,7 @@ from importlib.metadata import EntryPoint
 
 import pytest
 
+from fedtailor import models
 from fedtailor.experiments.document import line_of, overlay, read_document
 from fedtailor.experiments.experiment import load_experiment
 from fedtailor.experiments.scenarios import SCENARIOS
@@ -52,7 +53,7 @@ def write(tmp_path):
 def test_a_quick_size_may_remove_what_is_removed_already(write):
     """The file with a base removes a table, and the base's quick size does, too."""
     write(FILE)
-    more = 'base = "e.toml"\nalgorithms.Hyp = false\npublished.mean.rotated = false\n'
+    more = 'base = "e.toml"\nalgorithms.Hyp = false\npublished.mean.rotated.FedAvg = false\n'
     path = write(f'{more}[algorithms.Local]\nuse = "local"\n', "more.toml")
     for quick in (False, True):
         experiment = load_experiment(path, quick=quick)
@@ -356,3 +357,42 @@ def test_a_scenario_of_another_package_is_found_by_its_entry_point(
     finally:
         SCENARIOS.pop("theirs", None)
         sys.modules.pop("outside_scenario", None)
+
+
+NETWORKS = """val = 0.2
+model = { use = "mlp", hidden = 8 }
+
+[[scenarios.rotated.networks]]
+use = "mlp"
+hidden = [16, 8]
+clients = ["client-00", "client-01"]
+"""
+
+
+def test_clients_may_have_networks_of_their_own(write):
+    experiment = load_experiment(write(FILE.replace("val = 0.2\n", NETWORKS)))
+    small, large = models.mlp(8), models.mlp((16, 8))
+    expected = models.by_client({"client-00": large, "client-01": large}, default=small)
+    assert experiment.scenarios[0].definition.model == expected
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('clients = ["client-00", "client-01"]\n', "", "names its clients"),
+        ('"client-00", "client-01"', '"client-00", "client-00"', "has two networks"),
+        (
+            'use = "mlp"\nhidden = [16',
+            'use = "mpl"\nhidden = [16',
+            "did you mean 'mlp'",
+        ),
+        ("hidden = [16, 8]", 'frozen = "body"', "frozen arrays"),
+        ("model = {", 'models = ["linear"]\n#', "give one of both"),
+    ],
+)
+def test_wrong_networks_are_told(write, old, new, said):
+    text = FILE.replace("val = 0.2\n", NETWORKS)
+    assert old in text
+    with pytest.raises(ValueError, match=said) as refused:
+        load_experiment(write(text.replace(old, new)))
+    assert "\n" not in str(refused.value) and "e.toml, line" in str(refused.value)

@@ -9,7 +9,16 @@ from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from fedtailor._tensors import TensorFile
-from fedtailor.models import from_equinox, frozen, merged, mlp, resnet, start_file
+from fedtailor.models import (
+    from_equinox,
+    frozen,
+    lora,
+    merged,
+    mlp,
+    resnet,
+    save_start,
+    start_file,
+)
 from fedtailor.models.frozen_arrays import FrozenArrays, placed
 from fedtailor.models.frozen_network import Frozen
 from fedtailor.models.plain import model_from_plain, plain_model
@@ -164,6 +173,26 @@ def test_equinox_modules_start_from_a_module(tmp_path):
     assert start_file(file, digest).digest == digest
     with pytest.raises(ValueError, match="holds other arrays than asked for"):
         start_file(file, "0" * 32)
+
+
+def test_a_trained_network_becomes_the_start_of_others(tmp_path):
+    """With its adapters, or a part of it; the outputs are those of the trained one."""
+    file = tmp_path / "base.safetensors"
+    adapted = lora(mlp(5), rank=2).bind(SHAPE, CLASSES)
+    rng = np.random.default_rng(0)
+    theta = jnp.asarray(rng.normal(size=adapted.size), jnp.float32)
+    assert save_start(adapted, theta, file) == file
+    again = lora(mlp(5), rank=3, start=file).bind(SHAPE, CLASSES)
+    begun = again.init(jax.random.key(1))
+    np.testing.assert_allclose(
+        again.logits(begun, X), adapted.logits(theta, X), rtol=0, atol=1e-5
+    )
+    save_start(adapted, theta, file, "not head")
+    lora(mlp(5), rank=3, start=file).bind(SHAPE, CLASSES + 2)
+    with pytest.raises(ValueError, match="part 'tail' is nothing of this model"):
+        save_start(adapted, theta, file, "tail")
+    with pytest.raises(ValueError, match=r"cannot write .* directory"):
+        save_start(adapted, theta, tmp_path)
 
 
 def test_flax_modules_too():

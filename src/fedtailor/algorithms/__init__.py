@@ -23,6 +23,7 @@ from fedtailor.algorithms.feddyn import FedDyn
 from fedtailor.algorithms.fedem import FedEM
 from fedtailor.algorithms.fedfomo import FedFomo
 from fedtailor.algorithms.fedgh import FedGH
+from fedtailor.algorithms.fedmd import FedMD
 from fedtailor.algorithms.fedopt import FedAdagrad, FedAdam, FedYogi
 from fedtailor.algorithms.fedper import FedPer
 from fedtailor.algorithms.fedproto import FedProto
@@ -84,6 +85,7 @@ __all__ = [
     "FedEM",
     "FedFomo",
     "FedGH",
+    "FedMD",
     "FedPer",
     "FedProto",
     "FedProx",

@@ -90,9 +90,9 @@ class FlexLoRA(Algorithm):
     named: tuple[str, ...] = ()
     """The ranks of single clients, as "NAME=RANK"; `ranks` are those of the others."""
     split: Split = "b"
-    """Where the singular values S go: "b" = all into B (the paper), "both" = the root of
-    those above 1 into A, too. Steps along A grow with B, so that training with large
-    adapters diverges later.
+    """Where the singular values S go: "b" = all into B, "both" = the roots of those above 1
+    into A and B. Gradients of A grow with B, so that "both" trains larger adapters before
+    it diverges.
     """
     weights: Literal["samples", "uniform"] = "samples"
     """Weights of the average over reporters: by training samples n_i, or equal."""

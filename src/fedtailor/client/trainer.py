@@ -421,6 +421,9 @@ class DeviceTrainer(ClientData):
         if step is not None:
             step.work.append(StepWork(gradients, forwards, step.repeats))
 
+    def count_passes(self, gradients: IntScalar = 0, forwards: IntScalar = 0) -> None:
+        self.context.add_work(gradients, forwards)
+
     def repeat(
         self, times: Int[Array, ""], body: Callable[[Any, Carry], Carry], carry: Carry
     ) -> Carry:

@@ -18,7 +18,7 @@ from fedtailor.experiments.late import late_of_table
 from fedtailor.experiments.scenario import Scenario
 from fedtailor.experiments.uplink import uplink_of_tables
 from fedtailor.metrics import find_metric
-from fedtailor.models import Architecture
+from fedtailor.models import Architecture, by_client
 from fedtailor.models.plain import architecture_of
 from fedtailor.models.precision import FileDType
 from fedtailor.protocol import (
@@ -81,6 +81,7 @@ class _Scenario(_Table):
     use: str | None = None
     model: str | dict[str, Any] | None = None
     models: list[str | dict[str, Any]] | None = Field(None, min_length=1)
+    networks: list[dict[str, Any]] | None = Field(None, min_length=1)
     rounds: RoundCount | None = None
     participation: Share | None = None
     sampling: Sampling | None = None
@@ -361,6 +362,9 @@ def _scenario(label: str, table: _Scenario, file: _File) -> ComparedScenario:
     if table.model is not None:
         model = architecture_of(table.model, (*place, "model"), own_files=True)
         scenario = replace(scenario, model=model)
+    if table.networks is not None:
+        networks = _networks(table, scenario.model, (*place, "networks"))
+        scenario = replace(scenario, model=networks)
     models = _models(table, (*place, "models"))
     if models:
         scenario = replace(scenario, model=next(iter(models.values())))
@@ -377,6 +381,36 @@ def _scenario(label: str, table: _Scenario, file: _File) -> ComparedScenario:
     return ComparedScenario(
         label, scenario, scenario.parameters, rounds, reporters, models
     )
+
+
+def _networks(table: _Scenario, default: Architecture, place: KeyPath) -> Architecture:
+    """The networks of clients that differ: each table of `networks` is a model, with the
+    names of its clients. All other clients have the scenario's model.
+    """
+    if table.models:
+        raise ConfigError(
+            place,
+            "networks are of single clients, and models are to choose from; give"
+            " one of both",
+        )
+    by_name: dict[str, Architecture] = {}
+    for value in table.networks or ():
+        model = dict(value)
+        names = parse(list[str], model.pop("clients", []), (*place, "clients"))
+        if not names:
+            raise ConfigError(
+                place,
+                'each of networks names its clients, as in clients = ["client-00"]',
+            )
+        network = architecture_of(model, place, own_files=True)
+        for name in names:
+            if name in by_name:
+                raise ConfigError(place, f"client {name!r} has two networks")
+            by_name[name] = network
+    try:
+        return by_client(by_name, default=default)
+    except ValueError as error:
+        raise ConfigError(place, str(error)) from None
 
 
 def _models(table: _Scenario, place: KeyPath) -> dict[str, Architecture]:

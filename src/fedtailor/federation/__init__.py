@@ -16,6 +16,7 @@ from fedtailor.federation.partition import (
     Stratified,
 )
 from fedtailor.federation.poison import BackDoor, WrongLabels, liars_among
+from fedtailor.federation.public import set_aside
 from fedtailor.federation.shares import Share, load_share, share
 from fedtailor.federation.sizes import LogNormal, PowerLaw, SizeLaw, Uniform
 from fedtailor.federation.storage import load, save
@@ -54,6 +55,7 @@ __all__ = [
     "load",
     "load_share",
     "save",
+    "set_aside",
     "share",
     "standardize",
 ]

@@ -234,6 +234,9 @@ class Federation:
             examples are numbered as they are in the pool.
         loss: what models of these data minimise, as `fedtailor.tasks` has it; None = the
             cross-entropy of the classes, or the squared error of other targets.
+        public: [p, ...] inputs without labels that server and clients all have, for
+            methods that distil over them (FedMD); None = there are none. `set_aside`
+            takes some from the clients' training rows.
         warnings: what makes results wrong or too good, one sentence each; None = nobody
             has looked.
 
@@ -265,6 +268,7 @@ class Federation:
     rows: NDArray[np.integer[Any]] | None = None
     warnings: tuple[str, ...] | None = None
     loss: LossFunction | None = None
+    public: NDArray[Any] | None = None
 
     def __post_init__(self) -> None:
         names = tuple(str(name) for name in self.names)
@@ -279,6 +283,8 @@ class Federation:
         }
         if self.groups is not None:
             converted["groups"] = plain_array(self.groups, "groups")
+        if self.public is not None:
+            converted["public"] = plain_array(self.public, "public")
         if self.class_names is not None:
             converted["class_names"] = tuple(str(name) for name in self.class_names)
         for key, value in converted.items():
@@ -337,6 +343,10 @@ class Federation:
         for array in (self.x, self.y, groups, self.unseen, *parts):
             sha256.update(f"{array.dtype} {array.shape}".encode())
             sha256.update(np.ascontiguousarray(array).data)
+        # Federations without a public set keep the digest that they have always had.
+        if self.public is not None:
+            sha256.update(f"public {self.public.dtype} {self.public.shape}".encode())
+            sha256.update(np.ascontiguousarray(self.public).data)
         return sha256.hexdigest()[:16]
 
     @property
@@ -460,6 +470,8 @@ class Federation:
             low, high, median = sizes.min(), sizes.max(), np.median(sizes)
             spread = f"{low} to {high} a client, median {median:g}"
             lines.append(f"  {split}: {sizes.sum()} samples, {spread}")
+        if self.public is not None:
+            lines.append(f"  public: {len(self.public)} inputs without labels")
         count = len(self.untested)
         if count:
             names = ", ".join(repr(self.names[client]) for client in self.untested[:5])

@@ -134,6 +134,7 @@ def _load(path: Path, number: int, of: int) -> Share:
         names=tuple(names[position] for position in positions),
         groups=file["groups"][positions] if "groups" in file else None,
         unseen=unseen[positions],
+        public=file.get("public"),
         **fields,
     )
     # Files of earlier versions do not have it.
@@ -205,6 +206,7 @@ class SharedData:
     target_units: tuple[float, float]
     default_metrics: tuple[str, ...]
     preprocessing: PreprocessingFacts | None
+    public: NDArray[Any] | None
     process: NDArray[np.int64]
     positions: NDArray[np.int64]
     most_examples: int
@@ -268,6 +270,7 @@ class SharedData:
             target_units=own.target_units,
             default_metrics=own.default_metrics,
             preprocessing=own.preprocessing,
+            public=own.public,
             process=process,
             positions=np.flatnonzero(process == jax.process_index()),
             most_examples=max(one["examples"] for one in told),

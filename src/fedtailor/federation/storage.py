@@ -58,6 +58,8 @@ def save(federation: Federation, path: AnyPath) -> Path:
     }
     if federation.groups is not None:
         arrays["groups"] = federation.groups
+    if federation.public is not None:
+        arrays["public"] = federation.public
     for split in SPLITS:
         ragged = getattr(federation, split)
         arrays |= {f"{split}.rows": ragged.rows, f"{split}.offsets": ragged.offsets}

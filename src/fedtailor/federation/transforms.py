@@ -268,6 +268,11 @@ def _transform_groups(
 
     A row that several groups use is copied for each of them.
     """
+    require(
+        federation.public is None,
+        f"{federation.name} has a public set, which belongs to no group; transform the"
+        " clients' data first, and set rows aside after it",
+    )
     splits = {split: getattr(federation, split) for split in SPLITS}
     new_rows = {
         split: np.empty(len(part.rows), np.int64) for split, part in splits.items()

@@ -67,6 +67,17 @@ def _check_lengths(federation: "Federation") -> None:
             f"groups has shape {shape} for {m} clients; give one group number for each"
             " client",
         )
+    public = federation.public
+    require(
+        public is None or (len(public) > 0 and public.shape[1:] == x.shape[1:]),
+        f"public has the shape {getattr(public, 'shape', None)}; it must have a row or"
+        f" more, each of the shape {x.shape[1:]} of the clients' inputs",
+    )
+    require(
+        public is None or public.dtype == x.dtype,
+        f"public is {getattr(public, 'dtype', None)} and x is {x.dtype}; they must have"
+        " one type",
+    )
 
 
 def _check_names(names: tuple[str, ...]) -> None:

@@ -13,7 +13,7 @@ from fedtailor.models.cnn_5x5 import cnn_5x5
 from fedtailor.models.equinox import from_equinox
 from fedtailor.models.flax import from_linen
 from fedtailor.models.frozen_arrays import FrozenArrays, start_file
-from fedtailor.models.frozen_network import frozen, merged
+from fedtailor.models.frozen_network import frozen, merged, save_start
 from fedtailor.models.low_rank import lora
 from fedtailor.models.model import Model
 from fedtailor.models.parts import Part
@@ -74,6 +74,7 @@ __all__ = [
     "mlp",
     "register",
     "resnet",
+    "save_start",
     "save_state_dict",
     "squared_error",
     "start_file",

@@ -82,9 +82,10 @@ def by_client(
 ) -> ByClient:
     """Different networks for different clients.
 
-    It is for methods whose clients need no network in common: `Local`, and `FedProto`,
-    `FedTGP`, `FedGH` and `LGFedAvg`, whose networks need as many features (inputs of the
-    last layer); and for `HeteroFL`, whose networks are nested. All others refuse it.
+    It is for methods whose clients need no network in common: `Local` and `FedMD`; for
+    `FedProto`, `FedTGP`, `FedGH` and `LGFedAvg`, whose networks need as many features
+    (inputs of the last layer); and for `HeteroFL`, whose networks are nested. All others
+    refuse it.
 
     A client's vector has the parameters of all networks, of which it trains its own, so
     that k networks take about k times the memory of one.
@@ -116,7 +117,10 @@ def by_client(
             " fedtailor.models makes networks, such as mlp(64)",
         )
         require(
-            not network.in_python and network.frozen is None and not network.held,
+            not network.in_python
+            and network.frozen is None
+            and not network.held
+            and not (isinstance(network, Wrapper) and network.freezes),
             "a client's own network can neither be a PyTorch module that PyTorch trains"
             " nor have frozen arrays",
         )

@@ -3,6 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Self
 
 import jax
@@ -11,6 +12,7 @@ import numpy as np
 from jaxtyping import Array
 from numpy.typing import ArrayLike, NDArray
 
+from fedtailor._files import atomic_write, reason
 from fedtailor.models.architecture import Architecture, InPrecision, Network
 from fedtailor.models.frozen_arrays import FrozenArrays, arrays_by_path, placed
 from fedtailor.models.model import Model, initial_arrays
@@ -42,6 +44,7 @@ class PartlyFrozen(Wrapper):
     seed: int = field(default=0, kw_only=True)
     given: FrozenArrays | None = field(default=None, kw_only=True)
     arrays: FrozenArrays | None = field(default=None, kw_only=True)
+    freezes = True
 
     @property
     def frozen(self) -> FrozenArrays | None:
@@ -197,6 +200,48 @@ def merged(model: Model, theta: ArrayLike) -> tuple[Model, NDArray[Any]]:
     }
     vector = [np.asarray(leaves[path]).reshape(-1) for path in layout.paths]
     return whole, np.concatenate(vector).astype(np.asarray(theta).dtype)
+
+
+def save_start(
+    model: Model, theta: ArrayLike, path: Path | str, part: str = "everything"
+) -> Path:
+    """Write a trained network as a safetensors file of its arrays by path, from which
+    `frozen`, `lora` and their keys in files start.
+
+    Args:
+        model: the model, of whose adapters and frozen arrays `merged` makes one network.
+        theta: its vector [d].
+        path: the file.
+        part: what to write: a part or a pattern on paths, such as "body" if the clients
+            have other classes.
+
+    Raises:
+        ValueError: the part is not one of the network, or the file cannot be written.
+
+    Example:
+        >>> from fedtailor.models import lora, mlp, save_start
+        >>> trained = mlp(8).bind((4,), 3)
+        >>> file = save_start(trained, np.ones(trained.size), "base.safetensors", "body")
+        >>> adapted = lora(mlp(8), rank=2, start=file)
+    """
+    from safetensors.numpy import save_file
+
+    path = Path(path)
+    whole, vector = merged(model, theta)
+    layout = layout_of(whole)
+    written = part_finder_of(whole).paths_of(part)
+    pieces = np.split(vector, layout.ends[:-1])
+    arrays = {
+        name: piece.reshape(shape)
+        for name, shape, piece in zip(layout.paths, layout.shapes, pieces, strict=True)
+        if name in written
+    }
+    try:
+        with atomic_write(path) as temporary:
+            save_file(arrays, temporary)
+    except OSError as error:
+        raise ValueError(f"cannot write {path} ({reason(error)})") from None
+    return path
 
 
 # what frozen networks and networks with adapters have in common

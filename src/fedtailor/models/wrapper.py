@@ -28,6 +28,8 @@ class Wrapper(Architecture):
     place: ClassVar[str] = ""
     """Where the layers of `inner` are in this network, such as "base."; "" = at its root.
     """
+    freezes: ClassVar[bool] = False
+    """Whether some arrays of `inner` are not trained."""
 
     @abstractmethod
     def inner_network(self, network: Network) -> Network:

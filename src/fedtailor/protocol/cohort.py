@@ -79,12 +79,15 @@ class Population(Clients):
         examples: draws from the clients' training data; None if the server does not have
             them, as it does in a simulation.
         model: the parts of the model that is trained.
+        public: [p, ...] inputs without labels that server and clients all have; None =
+            there are none.
     """
 
     reporters_per_round: int
     seed: int
     examples: Examples | None = None
     model: ModelParts | None = None
+    public: NDArray[Any] | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
@@ -104,7 +107,7 @@ class Cohort:
             they draw once for all rounds follows from `seed`.
         probes: answers to the probe, for unseen clients of methods that have a probe;
             else None.
-        examples: as in `Population`.
+        examples, public: as in `Population`.
         capacity: the number of clients, c or more, for which programs are compiled if the
             size of cohorts varies, so that a few programs serve all sizes; else 0.
         age: [c] how many rounds ago each client received what it answers, where clients
@@ -122,6 +125,7 @@ class Cohort:
     examples: Examples | None = field(default=None, repr=False)
     capacity: int = 0
     age: NDArray[np.int64] | None = None
+    public: NDArray[Any] | None = field(default=None, repr=False)
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -50,6 +50,8 @@ class DataFacts(Protocol):
         target_units: (shift, scale): the user's target is y * scale + shift.
         default_metrics: the metrics of a run whose user requests none.
         preprocessing: how rows of a table become inputs; None without a table.
+        public: [p, ...] inputs without labels that server and clients all have; None =
+            there are none.
     """
 
     @property
@@ -81,6 +83,9 @@ class DataFacts(Protocol):
 
     @property
     def preprocessing(self) -> PreprocessingFacts | None: ...
+
+    @property
+    def public(self) -> NDArray[Any] | None: ...
 
     def origin_in(self, directory: Path) -> Mapping[str, Any] | None:
         """Where the data can be found again, for the manifest in a run's directory;

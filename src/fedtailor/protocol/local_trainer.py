@@ -254,6 +254,16 @@ class LocalTrainer(Protocol):
         """
         ...
 
+    def count_passes(self, gradients: IntScalar = 0, forwards: IntScalar = 0) -> None:
+        """Count passes over single examples that are not the client's own, outside of
+        steps of `loop`.
+
+        Args:
+            gradients: the number of gradients of single examples.
+            forwards: the number of forward passes of single examples without a gradient.
+        """
+        ...
+
     def inputs(self, x: Shaped[Array, "b ..."]) -> Shaped[Array, "b ..."]:
         """Convert and normalise examples that were sent in a message to inputs of the
         model.

@@ -35,6 +35,7 @@ class RemoteData:
     default_metrics: tuple[str, ...] = ()
 
     groups = None
+    public = None
 
     @property
     def names(self) -> tuple[str, ...]:

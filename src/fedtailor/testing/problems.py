@@ -139,6 +139,7 @@ def classification(
     test: int = 6,
     val: int = 5,
     same: bool = False,
+    public: int = 9,
 ) -> Federation:
     """Clients with Gaussian inputs [4] and 3 classes, each with another labelling.
 
@@ -150,6 +151,7 @@ def classification(
         test: test samples of each client.
         val: validation samples of each client.
         same: whether all clients have the same data.
+        public: inputs of the public set; 0 = there is none.
 
     Example:
         >>> from fedtailor.testing import classification
@@ -173,6 +175,7 @@ def classification(
         y.append(labels)
         start += len(inputs)
     train_rows, val_rows, test_rows = rows_of_splits
+    inputs = np.random.default_rng(seed + 2).normal(size=(public, 4))
     return Federation(
         x=np.concatenate(x),
         y=np.concatenate(y),
@@ -183,6 +186,7 @@ def classification(
         groups=None if groups is None else np.asarray(groups),
         unseen=np.zeros(clients, bool) if unseen is None else np.asarray(unseen),
         classes=3,
+        public=inputs if public else None,
     )
 
 

@@ -21,8 +21,8 @@ def check_networks(method: Algorithm, model: Model) -> None:
     require(
         needed != "the network",
         f"{name} needs clients that have one network, and these have {len(members)};"
-        " choose fedproto, fedtgp, fedgh, lg-fedavg (with part = 'head'), heterofl (for"
-        " nested widths) or local, or one network",
+        " choose fedproto, fedtgp, fedgh, fedmd, lg-fedavg (with part = 'head'),"
+        " heterofl (for nested widths) or local, or one network",
     )
     if needed == "the number of features":
         shapes = {member.feature_shape for member in members}

@@ -279,6 +279,7 @@ class Rounds(Generic[ExecutorT]):
             seed=self.seed,
             examples=None if is_private else self.executor.examples,
             model=self.model,
+            public=self.executor.data.public,
         )
 
     def _settings(self, algorithm: Algorithm) -> dict[str, Any]:
@@ -684,6 +685,7 @@ class Rounds(Generic[ExecutorT]):
             seed=self._secret,
             examples=self.population.examples,
             capacity=self.participation.capacity(len(clients)),
+            public=self.population.public,
         )
 
     def _new_exchange(

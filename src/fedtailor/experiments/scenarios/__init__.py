@@ -18,6 +18,7 @@ from fedtailor.experiments.scenarios.digits import (
     digits_rotated,
 )
 from fedtailor.experiments.scenarios.fedem import fedem_synthetic
+from fedtailor.experiments.scenarios.fedproto import fedproto_mnist
 from fedtailor.experiments.scenarios.fedrep import fedrep_cifar
 from fedtailor.experiments.scenarios.flamby import flamby_heart, flamby_tcga
 from fedtailor.experiments.scenarios.school import school
@@ -87,6 +88,7 @@ __all__ = [
     "emnist_rotated",
     "emnist_writers",
     "fedem_synthetic",
+    "fedproto_mnist",
     "fedrep_cifar",
     "femnist_letters",
     "find",

@@ -24,6 +24,7 @@ from fedtailor.federation import (
     WrongLabels,
     datasets,
     from_partition,
+    set_aside,
     standardize,
 )
 from fedtailor.models import mlp
@@ -48,6 +49,7 @@ def digits_label_shift(
     alpha: float = 0.4,
     test: float = 0.2,
     val: float = 0.0,
+    public: float = 0.0,
 ) -> Federation:
     """Label shift: each class spread over clients in Dirichlet(alpha) proportions
     (Mestoukirdi et al., section V).
@@ -57,6 +59,8 @@ def digits_label_shift(
         clients: number of clients.
         alpha: concentration parameter.
         test, val: fractions of each client's images.
+        public: share of all training images that is set aside as a public set without
+            labels (`fedtailor.federation.set_aside`).
 
     Raises:
         ValueError: too many clients for the data.
@@ -65,11 +69,16 @@ def digits_label_shift(
     federation = from_partition(
         datasets.digits(), partition, test=test, val=val, seed=seed
     )
-    return _normalize(federation, "digits-label-shift")
+    return _normalize(federation, "digits-label-shift", public, seed)
 
 
 def digits_rotated(
-    seed: int = 0, *, clients: int = 20, test: float = 0.2, val: float = 0.0
+    seed: int = 0,
+    *,
+    clients: int = 20,
+    test: float = 0.2,
+    val: float = 0.0,
+    public: float = 0.0,
 ) -> Federation:
     """Covariate shift: four equal groups of clients see the images turned by 0, 90, 180
     and 270 degrees.
@@ -78,12 +87,13 @@ def digits_rotated(
         seed: random seed of the partition, the splits and the groups.
         clients: number of clients.
         test, val: fractions of each client's images.
+        public: as for `digits_label_shift`.
 
     Raises:
         ValueError: too many clients for the data.
     """
     even = _even(seed, clients, test, val)
-    return _normalize(Rotations()(even, seed=seed), "digits-rotated")
+    return _normalize(Rotations()(even, seed=seed), "digits-rotated", public, seed)
 
 
 def digits_permuted(
@@ -93,6 +103,7 @@ def digits_permuted(
     groups: int = 4,
     test: float = 0.2,
     val: float = 0.0,
+    public: float = 0.0,
 ) -> Federation:
     """Concept shift: equal groups of clients name the digits by permutations of their
     own.
@@ -103,13 +114,14 @@ def digits_permuted(
         clients: number of clients.
         groups: number of groups.
         test, val: fractions of each client's images.
+        public: as for `digits_label_shift`.
 
     Raises:
         ValueError: too many clients for the data.
     """
     permute = LabelPermutations(groups)
     even = _even(seed, clients, test, val)
-    return _normalize(permute(even, seed=seed), "digits-permuted")
+    return _normalize(permute(even, seed=seed), "digits-permuted", public, seed)
 
 
 Attack = Literal["flip-labels", "random-labels", "back-door", "none"]
@@ -159,8 +171,14 @@ def _even(seed: int, clients: int, test: float, val: float) -> Federation:
     )
 
 
-def _normalize(federation: Federation, name: str) -> Federation:
-    return replace(standardize(federation), scale=SCALE, name=name)
+def _normalize(
+    federation: Federation, name: str, public: float, seed: int
+) -> Federation:
+    """The federation with centred pixels, and with a share of its training rows set
+    aside.
+    """
+    normal = replace(standardize(federation), scale=SCALE, name=name)
+    return normal if public == 0 else set_aside(normal, public, seed=seed)
 
 
 SETTINGS: dict[str, Algorithm] = {

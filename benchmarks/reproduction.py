@@ -4,10 +4,10 @@ python benchmarks/reproduction.py --write    write them
 python benchmarks/reproduction.py            say which are not up to date
 
 docs/reproduction.md is written by hand but for its blocks, which begin with a comment:
-"headlines PAPER", "sentences PAPER", "table EXPERIMENT TABLE COLUMN", or "missing
-QUEUE". A page
+"headlines PAPER", "sentences PAPER", or "table EXPERIMENT TABLE COLUMN". A page
 docs/reproduction/PAPER.md holds every ordering of a paper, and what
-benchmarks/reproduction-notes.md says of it.
+benchmarks/reproduction-notes.md says of it; docs/reproduction/missing.md, what was not
+run and what it would take.
 """
 
 import argparse
@@ -34,8 +34,10 @@ PAGE = ROOT / "docs" / "reproduction.md"
 DETAILS = ROOT / "docs" / "reproduction"
 BENCHMARKS = ROOT / "benchmarks"
 NOTES = BENCHMARKS / "reproduction-notes.md"
+QUEUE = BENCHMARKS / "evidence.toml"
+WRITTEN = "<!-- Written by benchmarks/reproduction.py --write -->"
 BLOCK = re.compile(
-    r"(<!-- (?P<kind>headlines|sentences|table|missing) (?P<what>[^>]*?) -->\n)"
+    r"(<!-- (?P<kind>headlines|sentences|table) (?P<what>[^>]*?) -->\n)"
     r".*?(<!-- end -->)",
     re.DOTALL,
 )
@@ -61,6 +63,7 @@ def pages() -> dict[Path, str]:
     found = {PAGE: filled(PAGE.read_text("utf-8"))}
     for paper in TITLES:
         found[DETAILS / f"{paper.lower()}.md"] = details(paper)
+    found[DETAILS / "missing.md"] = missing()
     return found
 
 
@@ -69,13 +72,8 @@ def filled(page: str) -> str:
 
     def block(match: re.Match[str]) -> str:
         kind, what = match["kind"], match["what"]
-        make = {
-            "headlines": headlines,
-            "sentences": sentences,
-            "table": table,
-            "missing": missing,
-        }
-        return f"{match[1]}{make[kind](what)}\n{match[4]}"
+        make = {"headlines": headlines, "sentences": sentences, "table": table}[kind]
+        return f"{match[1]}{make(what)}\n{match[4]}"
 
     return BLOCK.sub(block, page)
 
@@ -159,28 +157,42 @@ def table(what: str) -> str:
     return "\n".join(lines)
 
 
-def missing(queue: str) -> str:
-    """What a queue has that results/ do not, and what it would take."""
-    entries = tomllib.loads((BENCHMARKS / queue).read_text("utf-8"))["experiment"]
+def missing() -> str:
+    """The page of what the queue has that results/ do not, and what it would take."""
+    entries = tomllib.loads(QUEUE.read_text("utf-8"))["experiment"]
     words = {
         "plan": "`--plan`",
         "rounds": "some rounds",
         "guess": "a guess",
         "run": "a run",
     }
-    lines = ["| what | core hours | measured by |", "| --- | ---: | --- |"]
+    lines = [
+        WRITTEN,
+        "",
+        "# What was not run",
+        "",
+        "*For whom: you look for a published table that is not among the results.*",
+        "`python benchmarks/evidence.py --only NAME` runs one of these. Core hours are of"
+        " an AMD EPYC",
+        "whose two cores had other work, too.",
+        "",
+        "| what | name | core hours | measured by |",
+        "| --- | --- | ---: | --- |",
+    ]
     for entry in entries:
         if not (RESULTS / entry["name"]).is_dir():
-            by = words[entry["by"]]
-            lines.append(f"| {entry['fills']} | {entry['core_hours']:g} | {by} |")
-    return "\n".join(lines)
+            lines.append(
+                f"| {entry['fills']} | `{entry['name']}` | {entry['core_hours']:g} |"
+                f" {words[entry['by']]} |"
+            )
+    return "\n".join([*lines, ""])
 
 
 def details(paper: str) -> str:
     """The page of a paper: every ordering, what is not judged, notes."""
     found = _of(paper)
     lines = [
-        "<!-- Written by benchmarks/reproduction.py --write -->",
+        WRITTEN,
         f"# {TITLES[paper]}: every ordering",
         "",
         "What the verdicts mean: [What is reproduced](../reproduction.md).",

@@ -74,8 +74,8 @@ class Network:
         w1, b1, w2, b2 = self.arrays
         return Network(w1[:, :width], b1[:width], w2[:width], b2)
 
-    def step(self, x, y, rate, factor):
-        """A step of gradient descent; the hidden layer is followed by a factor."""
+    def step(self, x, y, rate, factor, clip=np.inf):
+        """A step along a clipped gradient; the hidden layer is followed by a factor."""
         w1, b1, w2, b2 = self.arrays
         inner = (x @ w1 + b1) * factor
         z = np.maximum(inner, 0)
@@ -84,17 +84,26 @@ class Network:
         error = (powers / powers.sum(axis=1, keepdims=True) - np.eye(3)[y]) / len(y)
         back = (error @ w2.T) * (inner > 0) * factor
         changes = (x.T @ back, back.sum(axis=0), z.T @ error, error.sum(axis=0))
+        norm = np.sqrt(sum((change**2).sum() for change in changes))
+        rate = rate * min(1, clip / norm)
         self.arrays = [
             it - rate * change for it, change in zip(self.arrays, changes, strict=True)
         ]
 
 
-@pytest.mark.parametrize("scale", [True, False])
-@pytest.mark.parametrize("weights", ["uniform", "samples"])
-def test_three_rounds_are_those_of_numpy(scale, weights):
+@pytest.mark.parametrize(
+    ("scale", "clip", "weights"),
+    [
+        (True, None, "uniform"),
+        (True, 0.3, "samples"),
+        (False, None, "samples"),
+        (False, 0.3, "uniform"),
+    ],
+)
+def test_three_rounds_are_those_of_numpy(scale, clip, weights):
     with float64():
         federation, model = classification(), mixed()
-        method = HeteroFL(sgd=FULL, scale=scale, weights=weights)
+        method = HeteroFL(sgd=FULL, scale=scale, clip=clip, weights=weights)
         start = train(method, federation, model, 0)
         training = train(method, federation, model, 3)
         index = model.member_of(NAMES[0])
@@ -107,7 +116,8 @@ def test_three_rounds_are_those_of_numpy(scale, weights):
                 width = WIDE if model.member_of(name) == index else NARROW
                 network = widest.narrow(width)
                 for _ in range(2):
-                    network.step(rows.x, rows.y, 0.3, WIDE / width if scale else 1)
+                    factor = WIDE / width if scale else 1
+                    network.step(rows.x, rows.y, 0.3, factor, clip or np.inf)
                 share = len(rows.y) if weights == "samples" else 1
                 # The upper left of each array: its first rows, and its first columns.
                 for total, count, it in zip(
@@ -251,3 +261,30 @@ def test_a_linear_model_is_fedavg_too():
             )
         )
         np.testing.assert_array_equal(ours, expected)
+
+
+def test_messages_are_as_long_as_the_clients_own_networks():
+    """A stream for both widths is as long as the wider one, sent once; uplinks, and a
+    stream for each client, are as long as each one's network.
+    """
+    model = mixed("float32")
+    lengths = {width: models.mlp(width).bind((4,), 3).size for width in (NARROW, WIDE)}
+    assert sorted(it.own_size for it in model.members) == sorted(lengths.values())
+    training = train(HeteroFL(sgd=TRAINED, scale=False), classification(), model, 3)
+    totals = training.ledger.totals()
+    each = 3 * lengths[WIDE] + 2 * lengths[NARROW]
+    assert totals.bytes_up == totals.bytes_down_unicast == 3 * 4 * each
+    assert totals.bytes_down == 3 * 4 * lengths[WIDE]
+    assert totals.models_up == 15 and totals.models_down == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"clip": 0.0}, "clip is 0.0"),
+        ({"clip": 1.0, "sgd": SGD(dp_noise=1.0, dp_norm=1.0)}, "leave out clip"),
+    ],
+)
+def test_wrong_settings_are_told(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        HeteroFL(**arguments)

@@ -32,6 +32,7 @@ from fedtailor.protocol import (
     StepGradient,
     Streams,
     hyperparameters,
+    require,
     server_state,
 )
 
@@ -76,9 +77,9 @@ class HeteroFL(Algorithm):
 
     The paper's clients also leave the classes that they do not have out of the loss and of
     the average, normalise by the statistics of batches (networks with normalisation
-    layers are refused here), clip gradients at norm 1, and may have another rate in each
-    round. Messages have the size of all networks together, though a client needs its own
-    network only.
+    layers are refused here), clip gradients at norm 1 (`clip`), and may have another rate
+    in each round. A message is charged as the numbers of the client's own network, though
+    a simulation hands it those of all.
     """
 
     # How `fedtailor algorithms` describes this method; `About` explains the fields.
@@ -101,10 +102,24 @@ class HeteroFL(Algorithm):
     """
     scale: bool = True
     """Whether layers are followed by the factor 1 / r_i."""
+    clip: float | None = None
+    """Norm to which the gradient of each batch is clipped (released code: 1); None = it
+    is not. The factor 1 / r_i multiplies the gradients of narrow networks, too.
+    """
     weights: Literal["samples", "uniform"] = "uniform"
     """Weights of the average over reporters: equal (the paper), or by training samples
     n_i.
     """
+
+    def __post_init__(self) -> None:
+        require(
+            self.clip is None or self.clip > 0,
+            f"clip is {self.clip}; it must be above 0",
+        )
+        require(
+            self.clip is None or self.sgd.dp_noise is None,
+            "private steps clip each example's gradient (dp_norm); leave out clip",
+        )
 
     # on the server
     # ----------------------------------------------------------------------------------
@@ -169,8 +184,10 @@ class HeteroFL(Algorithm):
         self, state: ClientState, inbox: Inbox, local: LocalTrainer
     ) -> tuple[ClientState, ClientUpdate]:
         gradient = None  # None: `local.sgd` uses the gradient of the usual loss
-        if "rate" in inbox.values:
-            gradient = _gradient(1 / inbox.only("rate")[0], local)
+        is_scaled = "rate" in inbox.values
+        if is_scaled or self.clip is not None:
+            factor = 1 / inbox.only("rate")[0] if is_scaled else None
+            gradient = _gradient(factor, self.clip, local)
         return state, {
             "model": local.sgd(inbox.only("model"), self.sgd, gradient=gradient)
         }
@@ -214,11 +231,21 @@ def _scaled(params: Params, factor: Float[Array, ""], local: LocalTrainer) -> Pa
     )
 
 
-def _gradient(factor: Float[Array, ""], local: LocalTrainer) -> StepGradient:
-    """The gradient of the loss of a network with the factor of `_scaled`."""
+def _gradient(
+    factor: Float[Array, ""] | None, clip: float | None, local: LocalTrainer
+) -> StepGradient:
+    """The gradient of the loss of a network with the factor of `_scaled`, clipped."""
 
     def gradient(params: Params, batch: Batch, step: Int[Array, ""]) -> Params:
-        found = local.batch_gradient(_scaled(params, factor, local), batch)
-        return _scaled(found, factor, local)
+        if factor is None:
+            found = local.batch_gradient(params, batch)
+        else:
+            found = local.batch_gradient(_scaled(params, factor, local), batch)
+            found = _scaled(found, factor, local)
+        if clip is None:
+            return found
+        norm = jnp.sqrt(sum(jnp.square(leaf).sum() for leaf in jax.tree.leaves(found)))
+        share = jnp.minimum(1, clip / jnp.maximum(norm, jnp.finfo(norm.dtype).tiny))
+        return jax.tree.map(lambda leaf: (share * leaf).astype(leaf.dtype), found)
 
     return gradient

@@ -74,7 +74,7 @@ class Network:
         w1, b1, w2, b2 = self.arrays
         return Network(w1[:, :width], b1[:width], w2[:width], b2)
 
-    def step(self, x, y, rate, factor, clip=np.inf):
+    def step(self, x, y, rate, factor, clip=np.inf, even=False):
         """A step along a clipped gradient; the hidden layer is followed by a factor."""
         w1, b1, w2, b2 = self.arrays
         inner = (x @ w1 + b1) * factor
@@ -82,7 +82,7 @@ class Network:
         outputs = z @ w2 + b2
         powers = np.exp(outputs - outputs.max(axis=1, keepdims=True))
         error = (powers / powers.sum(axis=1, keepdims=True) - np.eye(3)[y]) / len(y)
-        back = (error @ w2.T) * (inner > 0) * factor
+        back = (error @ w2.T) * (inner > 0) * (1 / factor if even else factor)
         changes = (x.T @ back, back.sum(axis=0), z.T @ error, error.sum(axis=0))
         norm = np.sqrt(sum((change**2).sum() for change in changes))
         rate = rate * min(1, clip / norm)
@@ -92,18 +92,21 @@ class Network:
 
 
 @pytest.mark.parametrize(
-    ("scale", "clip", "weights"),
+    ("scale", "clip", "even", "weights"),
     [
-        (True, None, "uniform"),
-        (True, 0.3, "samples"),
-        (False, None, "samples"),
-        (False, 0.3, "uniform"),
+        (True, None, False, "uniform"),
+        (True, 0.3, False, "samples"),
+        (True, None, True, "samples"),
+        (False, None, False, "samples"),
+        (False, 0.3, False, "uniform"),
     ],
 )
-def test_three_rounds_are_those_of_numpy(scale, clip, weights):
+def test_three_rounds_are_those_of_numpy(scale, clip, even, weights):
     with float64():
         federation, model = classification(), mixed()
-        method = HeteroFL(sgd=FULL, scale=scale, clip=clip, weights=weights)
+        method = HeteroFL(
+            sgd=FULL, scale=scale, clip=clip, even_steps=even, weights=weights
+        )
         start = train(method, federation, model, 0)
         training = train(method, federation, model, 3)
         index = model.member_of(NAMES[0])
@@ -117,7 +120,7 @@ def test_three_rounds_are_those_of_numpy(scale, clip, weights):
                 network = widest.narrow(width)
                 for _ in range(2):
                     factor = WIDE / width if scale else 1
-                    network.step(rows.x, rows.y, 0.3, factor, clip or np.inf)
+                    network.step(rows.x, rows.y, 0.3, factor, clip or np.inf, even)
                 share = len(rows.y) if weights == "samples" else 1
                 # The upper left of each array: its first rows, and its first columns.
                 for total, count, it in zip(

@@ -104,7 +104,13 @@ class HeteroFL(Algorithm):
     """Whether layers are followed by the factor 1 / r_i."""
     clip: float | None = None
     """Norm to which the gradient of each batch is clipped (released code: 1); None = it
-    is not. The factor 1 / r_i multiplies the gradients of narrow networks, too.
+    is not.
+    """
+    even_steps: bool = False
+    """Whether the steps of layers with the factor 1 / r_i are multiplied by r_i^2. A step
+    then changes what such a layer computes as much as it would without the factor. (Of
+    the paper's networks it does: what comes out of batch normalisation does not depend on
+    the factor.)
     """
     weights: Literal["samples", "uniform"] = "uniform"
     """Weights of the average over reporters: equal (the paper), or by training samples
@@ -187,7 +193,7 @@ class HeteroFL(Algorithm):
         is_scaled = "rate" in inbox.values
         if is_scaled or self.clip is not None:
             factor = 1 / inbox.only("rate")[0] if is_scaled else None
-            gradient = _gradient(factor, self.clip, local)
+            gradient = _gradient(factor, self.clip, self.even_steps, local)
         return state, {
             "model": local.sgd(inbox.only("model"), self.sgd, gradient=gradient)
         }
@@ -232,7 +238,10 @@ def _scaled(params: Params, factor: Float[Array, ""], local: LocalTrainer) -> Pa
 
 
 def _gradient(
-    factor: Float[Array, ""] | None, clip: float | None, local: LocalTrainer
+    factor: Float[Array, ""] | None,
+    clip: float | None,
+    even_steps: bool,
+    local: LocalTrainer,
 ) -> StepGradient:
     """The gradient of the loss of a network with the factor of `_scaled`, clipped."""
 
@@ -241,7 +250,7 @@ def _gradient(
             found = local.batch_gradient(params, batch)
         else:
             found = local.batch_gradient(_scaled(params, factor, local), batch)
-            found = _scaled(found, factor, local)
+            found = _scaled(found, 1 / factor if even_steps else factor, local)
         if clip is None:
             return found
         norm = jnp.sqrt(sum(jnp.square(leaf).sum() for leaf in jax.tree.leaves(found)))

@@ -24,7 +24,7 @@ from fedtailor.models import Architecture
 from fedtailor.protocol import SGD, Algorithm, Diverged
 from fedtailor.runs import Run
 
-RATES = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1)
+RATES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
 
 
 def main() -> None:
@@ -69,6 +69,7 @@ def methods() -> list[tuple[str, str, Algorithm]]:
         ("Local", "both", ft.Local()),
         ("HeteroFL, factor", "both", ft.HeteroFL()),
         ("HeteroFL, factor and clip 1", "both", ft.HeteroFL(clip=1.0)),
+        ("HeteroFL, factor, clip 1, mask", "both", ft.HeteroFL(clip=1.0, mask=True)),
         ("HeteroFL, factor, even steps", "both", ft.HeteroFL(even_steps=True)),
         ("HeteroFL, neither", "both", ft.HeteroFL(scale=False)),
         ("HeteroFL, clip 1", "both", ft.HeteroFL(scale=False, clip=1.0)),

@@ -5,8 +5,10 @@ moves a little, and labels in Dirichlet shares; with 20 examples each, so that c
 by sharing and would lose by one model for all. A fifth of them lie. For each method, rule
 and attack: the mean test accuracy of the honest clients' personal models over seeds, with
 a 95 % interval over seeds, and for back doors the share of honest clients' marked examples
-that get the attacker's label. Results go to a CSV file, which a second call completes.
-`--write` makes the tables of docs/liars-measured.md of it.
+that get the attacker's label. Results go to a CSV file, which a second call completes:
+measured/liars.csv by default, which has all of them; give `--out new.csv` to measure anew.
+`RECORD=1 python benchmarks/liars.py --write` makes the tables of docs/liars-measured.md,
+which `python benchmarks/speed_tables.py --write` puts there.
 """
 
 import argparse
@@ -16,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from measuring import machine, show
+from measuring import MEASURED, machine, show
 from rich.console import Console
 from rich.table import Table
 
@@ -32,7 +34,7 @@ from fedtailor.federation import (
 from fedtailor.pipelines import Lies, RobustMean
 from fedtailor.protocol import Pipeline
 
-FILE = "liars.csv"
+FILE = MEASURED / "liars.csv"
 CLIENTS, FEATURES, CLASSES = 20, 10, 4
 TRAIN, TEST = 20, 100
 SHARE = 0.2
@@ -232,7 +234,7 @@ def write_tables(results: Results, command: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path(FILE))
+    parser.add_argument("--out", type=Path, default=FILE)
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--methods", nargs="*", choices=METHODS, default=[*METHODS])
@@ -240,8 +242,10 @@ def main() -> None:
     parser.add_argument("--attacks", nargs="*", choices=ATTACKS, default=[*ATTACKS])
     parser.add_argument("--write", action="store_true", help="only write the tables")
     options = parser.parse_args()
+    if options.out == FILE and options.rounds != parser.get_default("rounds"):
+        parser.error("measured/liars.csv has 40 rounds; give another file as --out")
     if options.write:
-        write_tables(read(options.out), f"python benchmarks/liars.py --out {FILE}")
+        write_tables(read(options.out), "python benchmarks/liars.py --out new.csv")
         return
     print(machine("fedtailor", "jax"), f"{options.rounds} rounds", sep="\n")
 

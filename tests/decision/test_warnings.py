@@ -22,13 +22,13 @@ def test_small_and_one_sided_test_splits():
     }
     none, few, single = warn_small_tests(labels)
     assert none.startswith("no test rows: d;") and few.startswith(
-        "fewer than 10 test rows in one split: c; one row more or"
+        "1 client has fewer than 10 test rows in one split (c): one row more or"
     )
     assert single.startswith("test rows of one class only: b;")
     assert warn_small_tests({"a": labels["a"]}) == []
     assert warn_small_tests({"b": labels["b"]}, classification=False) == []
     assert warn_small_tests({"c": labels["c"]}, classification=False)[0].endswith(
-        ": c; one odd row moves their mean"
+        "(c): one odd row moves their mean"
     )
     many = warn_small_tests({str(k): np.arange(3) for k in range(8)})
     assert "0, 1, 2 and 5 more" in many[0]

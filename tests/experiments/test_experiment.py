@@ -53,7 +53,7 @@ def write(tmp_path):
 def test_a_quick_size_may_remove_what_is_removed_already(write):
     """The file with a base removes a table, and the base's quick size does, too."""
     write(FILE)
-    more = 'base = "e.toml"\nalgorithms.Hyp = false\npublished.mean.rotated = false\n'
+    more = 'base = "e.toml"\nalgorithms.Hyp = false\npublished.mean.rotated.FedAvg = false\n'
     path = write(f'{more}[algorithms.Local]\nuse = "local"\n', "more.toml")
     for quick in (False, True):
         experiment = load_experiment(path, quick=quick)

@@ -252,3 +252,14 @@ def test_what_excludes_what_is_told_in_one_line(algorithm, uplink, message):
 def test_settings_that_make_no_sense_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_a_mean_that_follows_nan_is_no_matter_of_the_rate():
+    with pytest.raises(Diverged, match="told to send: put a robust-mean before lies"):
+        run(
+            FEDAVG,
+            classification(CLIENTS),
+            softmax_model("float32"),
+            rounds=2,
+            uplink=Lies("nan"),
+        )

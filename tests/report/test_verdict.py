@@ -6,6 +6,8 @@ import math
 
 import pytest
 
+from fedtailor.decision.intervals import Interval
+from fedtailor.report import verdict as verdicts
 from fedtailor.report.comparison import (
     client_spread_table,
     tables,
@@ -15,6 +17,7 @@ from fedtailor.report.decision import decide
 from fedtailor.report.document import as_dict
 from fedtailor.report.experiment import COMPARISON_INDEX, StoredExperiment
 from fedtailor.report.page.contents import verdict_sections
+from fedtailor.report.units import unit_of
 from fedtailor.report.words import SENTENCES, USES, sentence_of, use_of
 from fedtailor.storage.digests import with_digest
 from report.results import NAME
@@ -93,7 +96,7 @@ def test_every_client_has_a_line_with_all_figures(tmp_path):
     (short,) = verdict.table(most=1).rows
     worst = min(verdict.clients, key=lambda entry: entry.value)
     assert short[0] == worst.client
-    assert "Shown: the 1 of 3 clients with the worst expected" in verdict.table(1).note
+    assert "The 1 of 3 clients with the worst expected" in verdict.table(1).title
 
 
 def test_the_table_says_of_every_gain_how_sure_it_is(tmp_path):
@@ -134,7 +137,8 @@ def test_the_first_line_names_target_unit_and_splits(tmp_path):
     verdict = decide(experiment, "shift").verdict
     assert verdict.subject == (
         "ill.csv: predicting age (>60) for 3 clients (site), judged by accuracy (higher"
-        f" is better) on rows that no training saw ({len(SEEDS)} of 5 folds)"
+        " is better; 25.0 for always answering the most frequent class) on rows that no"
+        f" training saw ({len(SEEDS)} of 5 folds)"
     )
     assert verdict.table().columns[0] == "site"
 
@@ -155,7 +159,9 @@ def test_clients_that_are_worse_off_are_counted_beside_the_mean(tmp_path):
     hurt = verdict.hurt
     assert hurt.base == "LOCAL" and hurt.clients == 3
     assert (hurt.worse, hurt.shown) == (1, 1)
-    said = f"Worse off: {hurt.method} is worse than LOCAL for 1 of 3 clients (shown"
+    said = (
+        f"By these figures 1 of 3 clients would do better alone than by {hurt.method}"
+    )
     assert verdict.footnotes[0].startswith(said)
     assert verdict.as_dict()["hurt"]["worse"] == 1
 
@@ -187,8 +193,8 @@ def test_of_methods_that_are_as_good_the_simplest_is_named_with_a_sentence(tmp_p
     verdict = decide(build(tmp_path), "shift").verdict
     (use,) = (line for line in verdict.headline if line.startswith("Use "))
     assert use == (
-        f"Use LOCAL: {SENTENCES['local']}. On validation data it is the best, and simpler"
-        " than those within a standard error of it (SHARED, OTHER)."
+        f"Use LOCAL: {SENTENCES['local']}. On validation data it is the best, and the"
+        " simplest of those that tie with it within a standard error (SHARED, OTHER)."
     )
     # Two seeds tell nothing of other seeds.
     assert any("2 splits cannot tell whether" in line for line in verdict.headline)
@@ -203,8 +209,13 @@ def test_a_baseline_that_is_ahead_is_in_the_first_line(tmp_path, monkeypatch):
     monkeypatch.setitem(test_decision.SHARE, "perfect", best)
     experiment = with_baselines(tmp_path, {"trees-alone": "perfect"})
     verdict = decide(experiment, "shift").verdict
-    assert verdict.headline[0].startswith("Ahead of everything federated here, though")
-    assert "trees-alone title, 100.0 against" in verdict.headline[0]
+    assert verdict.headline[0].startswith(
+        "Ahead of every federated method: trees-alone title, which needs no pooled rows,"
+        " 100.0 against 70.0 of LOCAL,"
+        " +30.0 points of accuracy (95 %: "
+    )
+    assert verdict.headline[0].endswith("): not shown to be better.")
+    assert verdict.headline[1].startswith("Of the federated methods use LOCAL: each")
     pooled = with_baselines(tmp_path / "pooled", {"trees-pooled": "perfect"})
     verdict = decide(pooled, "shift").verdict
     assert "Ahead" not in verdict.headline[0], "it needs pooled data"
@@ -213,7 +224,7 @@ def test_a_baseline_that_is_ahead_is_in_the_first_line(tmp_path, monkeypatch):
 
 def test_what_would_settle_it_depends_on_the_split(tmp_path):
     cases = {
-        "three": ({"path": "a.csv"}, "three seeds"),
+        "three": ({"path": "a.csv"}, "--seeds 0 1 2"),
     }
     for name, (arguments, advice) in cases.items():
         experiment = with_baselines(tmp_path / name, {}, arguments)
@@ -232,6 +243,17 @@ def test_the_page_has_the_table_before_all_else(tmp_path):
     assert first.title == "Decision" and len(first.tables[0].rows) == 3
     assert first.paragraphs[0].startswith("a.csv: 3 clients,") and not first.warnings
     assert second.warnings == decision.warnings
+
+
+def test_a_gain_of_an_error_is_said_without_a_sign(tmp_path):
+    """Positive gains are better, and a lower error is: "+0.1 RMSE" would mislead."""
+    tests = verdicts.Tests(build(tmp_path).runs["shift"], {})
+    tests.unit = unit_of("rmse")
+    for gain, text in (
+        ((0.02, 0.01, 0.03), "RMSE lower by 0.020 (95 %: 0.010 to 0.030)"),
+        ((-0.02, -0.03, 0.01), "RMSE higher by 0.020 (95 %: -0.010 to 0.030)"),
+    ):
+        assert tests.gain_text(Interval(*gain, p=0.5)) == text
 
 
 def test_json_has_no_nan(tmp_path):

@@ -248,7 +248,7 @@ def table_experiment(
     grid = {"sgd": {"lr": list(rates)}}
     until_still = options.rounds is None
     content = {
-        "title": f"{path.name}: one model per {options.client}",
+        "title": f"{path.name}: which model for each {options.client}",
         "rounds": MAX_ROUNDS if options.rounds is None else options.rounds,
         "until_still": until_still,
         **({"evaluate_every": EVALUATE_EVERY} if until_still else {}),

@@ -37,7 +37,7 @@ def warn_small_tests(
     Example:
         >>> from fedtailor.decision import warn_small_tests
         >>> print(warn_small_tests({"north": [0, 1]})[0])
-        fewer than 10 test rows in one split: north; one row more or less ...
+        1 client has fewer than 10 test rows in one split (north): one row ...
     """
     labels = {client: np.asarray(values) for client, values in test_labels.items()}
     without_rows = [client for client, values in labels.items() if not len(values)]
@@ -61,9 +61,10 @@ def warn_small_tests(
             if classification
             else "one odd row moves their mean"
         )
+        have = "client has" if len(small) == 1 else "clients have"
         warnings.append(
-            f"fewer than {MIN_TEST_ROWS} test rows in one split: {join_names(small, MAX_NAMES)};"
-            f" {consequence}"
+            f"{len(small)} {have} fewer than {MIN_TEST_ROWS} test rows in one split"
+            f" ({join_names(small, MAX_NAMES)}): {consequence}"
         )
     if classification and one_class:
         warnings.append(

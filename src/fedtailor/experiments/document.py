@@ -97,23 +97,24 @@ def read_document(path: Path, *, quick: bool = False) -> Document:
 
 
 def _without_removed(content: dict[str, Any]) -> dict[str, Any]:
-    """The content without what is `false` where only tables stand: a quick size may
-    remove what a file with that base has removed before.
+    """The content without what is `false` where that is no value: a published figure
+    that a base has, or a table that a quick size removes once more.
     """
     result = dict(content)
-    for name in ("scenarios", "algorithms", "published"):
+    for name in ("scenarios", "algorithms"):
         table = result.get(name)
         if isinstance(table, dict):
             result[name] = {key: it for key, it in table.items() if it is not False}
-    published = result.get("published")
-    if isinstance(published, dict):
-        result["published"] = {
-            measure: {key: it for key, it in table.items() if it is not False}
-            if isinstance(table, dict)
-            else table
-            for measure, table in published.items()
-        }
+    if "published" in result:
+        result["published"] = _without_false(result["published"])
     return result
+
+
+def _without_false(value: Any) -> Any:
+    """A table without all that is `false` in it."""
+    if not isinstance(value, dict):
+        return value
+    return {key: _without_false(it) for key, it in value.items() if it is not False}
 
 
 def overlay(base: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, Any]:

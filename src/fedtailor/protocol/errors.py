@@ -2,6 +2,9 @@
 
 from fedtailor._documentation import see
 
+LARGE_RATE = "a learning rate that is too large: try a tenth of it"
+"""The likely cause of most divergences."""
+
 
 class Diverged(ArithmeticError):
     """A model, a message or a loss became NaN or infinite.
@@ -10,6 +13,7 @@ class Diverged(ArithmeticError):
         client: the name of the first client at which it happened.
         round: the round (from 0) in which it happened.
         step: the local step (from 0), which only the debug executor knows; else None.
+        doing: what became NaN or infinite, such as "training".
 
     Example:
         >>> try:
@@ -28,11 +32,12 @@ class Diverged(ArithmeticError):
         *,
         step: int | None = None,
         doing: str = "training",
+        cause: str = LARGE_RATE,
     ) -> None:
         self.client, self.round, self.step = client, round, step
+        self.doing = doing
         where = f"round {round}" if step is None else f"round {round}, step {step}"
         super().__init__(
-            f"client {client!r}: {doing} gave NaN or infinity in {where}; "
-            "the likely cause is a learning rate that is too large: try a tenth of it"
-            f"{see('errors#a-run-that-diverged')}"
+            f"client {client!r}: {doing} gave NaN or infinity in {where}; the likely cause"
+            f" is {cause}{see('errors#a-run-that-diverged')}"
         )

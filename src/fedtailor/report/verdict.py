@@ -127,34 +127,42 @@ class Verdict:
         Args:
             most: the most rows; the clients with the worst expected metric then.
         """
-        chosen = list(self.clients)
+        chosen, title = list(self.clients), ""
         note = (
-            "Rows are test rows; ranges are 95 % intervals, and a gain is unclear if its"
-            " range contains 0."
+            "Rows: test rows of one split. Ranges: 95 % intervals, each for itself. Gains:"
+            " + is better, unclear if the range contains 0."
         )
         if most is not None and len(chosen) > most:
             sign = 1 if self.unit.higher_is_better else -1
             chosen.sort(key=lambda client: _last_if_nan(sign * client.value))
             chosen = chosen[:most]
-            note += (
-                f" Shown: the {most} of {len(self.clients)} clients with the worst"
-                " expected metric; all: --details, or the page."
+            title = (
+                f"The {most} of {len(self.clients)} clients with the worst expected metric"
+                " (all: --details)"
             )
         columns = [
             self.client_column,
             "use",
-            f"{self.unit.label}\nexpected",
-            "over training\nalone",
-            "over the best\nbaseline",
+            f"expected\n{self.unit.label}",
+            "gain over\ntraining alone",
+            f"gain over\n{self._baseline_name()}",
         ]
         return ReportTable(
-            "",
+            title,
             columns,
             [self._row(client) for client in chosen],
             below=[self._row_below(client) for client in chosen],
             text=2,
             note=note,
         )
+
+    def _baseline_name(self) -> str:
+        """The baseline that the clients are compared with, if it is one and the same."""
+        titles = {it.baseline for it in self.clients if it.over_baseline is not None}
+        if len(titles) != 1:
+            return "best baseline"
+        # "logistic regression, alone"
+        return titles.pop().partition(",")[0]
 
     def _row(self, client: ClientVerdict) -> list[Cell]:
         """What a client should use, and what it may expect."""
@@ -285,7 +293,8 @@ def verdict_of(
     clients = _clients(chosen, gain_metric, gains, rows, runs, baselines, sizes, base)
     tests = Tests(runs, baselines)
     ahead = _ahead(tests, baselines)
-    headline = [*ahead, *_headline(chosen, tests, base, runs)]
+    headline = [*ahead]
+    headline += _headline(chosen, tests, base, runs, is_behind=bool(ahead))
     hurt = _hurt(chosen, clients, gains, runs, base, tests)
     warnings = [
         *_untrained_warnings(experiment, scenario, runs),
@@ -393,15 +402,22 @@ class Tests:
 
     def gain_text(self, gain: Interval) -> str:
         """A gain with its interval, such as "+3.9 points of ROC AUC (95 %: +1.1 to
-        +6.7)".
+        +6.7)" or "RMSE lower by 0.021 (95 %: 0.009 to 0.034)".
         """
-        center, low, high = (
-            self.unit.signed(self.unit.scale * value)
-            for value in (gain.estimate, gain.low, gain.high)
-        )
+        values = [self.unit.scale * it for it in (gain.estimate, gain.low, gain.high)]
+        if self.unit.higher_is_better:
+            center, low, high = map(self.unit.signed, values)
+            text = f"{center} {measure_name(self.unit)}"
+        else:
+            # A sign would be read the wrong way.
+            direction = "lower" if values[0] >= 0 else "higher"
+            if values[0] < 0:
+                values = [-values[0], -values[2], -values[1]]
+            center, low, high = (f"{it + 0.0:.{self.unit.digits}f}" for it in values)
+            text = f"{measure_name(self.unit)} {direction} by {center}"
         if not math.isfinite(gain.low):
-            return f"{center} {measure_name(self.unit)} (too few clients to tell)"
-        return f"{center} {measure_name(self.unit)} (95 %: {low} to {high})"
+            return f"{text} (too few clients to tell)"
+        return f"{text} (95 %: {low} to {high})"
 
 
 def measure_name(unit: Unit) -> str:
@@ -560,8 +576,9 @@ def _subject(
     if column != "client":
         clients += f" ({column})"
     return (
-        f"{name}: {_predicted(arguments)}{clients}, judged by {_judged_by(metric, arguments)}"
-        f" on rows that no training saw ({_splits(experiment, arguments)})"
+        f"{name}: {_predicted(arguments)}{clients}, judged by"
+        f" {_judged_by(experiment, scenario, metric)} on rows that no training saw"
+        f" ({_splits(experiment, arguments)})"
     )
 
 
@@ -576,17 +593,23 @@ def _predicted(arguments: Mapping[str, Any]) -> str:
     return f"predicting {named} for "
 
 
-def _judged_by(metric: str, arguments: Mapping[str, Any]) -> str:
-    """A metric with its unit, and with the direction that is better."""
-    unit = unit_of(metric)
+def _judged_by(experiment: StoredExperiment, scenario: str, metric: str) -> str:
+    """A metric with its direction, and what who learns nothing gets."""
+    unit, arguments = unit_of(metric), experiment.index.scenarios[scenario].arguments
     name = unit.label.removesuffix(", %")
-    direction = "higher is better" if unit.higher_is_better else "lower is better"
     if metric in CHANCE_AT_HALF:
         best, guess = f"{unit.scale:g}", f"{unit.scale / 2:g}"
-        direction = f"{best} is perfect, {guess} a guess"
-    elif metric in IN_UNITS_OF_TARGET and arguments.get("target"):
-        direction = f"in units of {arguments['target']}; {direction}"
-    return f"{name} ({direction})"
+        return f"{name} ({best} is perfect, {guess} a guess)"
+    words = ["higher is better" if unit.higher_is_better else "lower is better"]
+    if metric in IN_UNITS_OF_TARGET and arguments.get("target"):
+        words.insert(0, f"in units of {arguments['target']}")
+    runs = experiment.baselines[scenario]
+    if runs and runs[0].metric == metric:
+        mean = sum(run.spread()["mean"] for run in runs) / len(runs)
+        answer = "most frequent class" if unit.scale == 100 else "mean"
+        value = f"{unit.scale * mean:.{unit.digits}f}"
+        words.append(f"{value} for always answering the {answer}")
+    return f"{name} ({'; '.join(words)})"
 
 
 def _splits(experiment: StoredExperiment, arguments: Mapping[str, Any]) -> str:
@@ -601,10 +624,23 @@ def _splits(experiment: StoredExperiment, arguments: Mapping[str, Any]) -> str:
 
 
 def _headline(
-    chosen: Recommendation, tests: Tests, base: str | None, runs: RunsByMethod
+    chosen: Recommendation,
+    tests: Tests,
+    base: str | None,
+    runs: RunsByMethod,
+    *,
+    is_behind: bool,
 ) -> list[str]:
-    """Which method to take and why, and whether sharing helps on average."""
-    sentences = [_use_sentence(chosen, base, runs)]
+    """Which method to take and why, and whether sharing helps on average.
+
+    Args:
+        chosen: the methods that were chosen.
+        tests: the test values.
+        base: label of the method that trains every client alone.
+        runs: label -> finished runs.
+        is_behind: whether a baseline is ahead of all methods, which was said before.
+    """
+    sentences = [_use_sentence(chosen, base, runs, of_federated=is_behind)]
     shared = [label for label in tests.methods if label != base]
     if base is not None and shared:
         # Of the shared methods the one that was chosen; else the best on validation data.
@@ -614,29 +650,36 @@ def _headline(
     return sentences
 
 
-def _use_sentence(chosen: Recommendation, base: str | None, runs: RunsByMethod) -> str:
+def _use_sentence(
+    chosen: Recommendation,
+    base: str | None,
+    runs: RunsByMethod,
+    *,
+    of_federated: bool,
+) -> str:
     """Which method to take, what it is, and why it was chosen."""
     method = chosen.method
     what = sentence_of(runs[method][0].method)
-    text = f"Use {method}: {what}."
+    use = f"Of the federated methods use {method}" if of_federated else f"Use {method}"
+    text = f"{use}: {what}."
     if chosen.of_client:
         names = join_names(list(chosen.of_client), MAX_NAMES)
-        text = f"Use {method}, but for {names} what the table says. {method}: {what}."
+        text = f"{use}, but for {names} what the table says. {method}: {what}."
     others = [label for label in chosen.close if label != method]
     if not others:
-        reason = "it is better than all others by more than a standard error"
+        reason = "it beats all other federated methods by more than a standard error"
     elif method == chosen.best:
         reason = (
-            "it is the best, and simpler than those within a standard error of it"
-            f" ({join_names(others, MAX_NAMES)})"
+            "it is the best, and the simplest of those that tie with it within a standard"
+            f" error ({join_names(others, MAX_NAMES)})"
         )
     else:
         reason = (
-            f"it is the simplest of the {len(chosen.close)} within a standard error of"
-            f" the best, {chosen.best}"
+            f"it is the simplest of {len(chosen.close)} that tie within a standard error"
+            f" ({chosen.best} is the best of them)"
         )
     if others and base is not None and base not in chosen.close:
-        reason += "; training alone is further behind"
+        reason += "; training alone lags there"
     return f"{text} On validation data {reason}."
 
 
@@ -659,7 +702,8 @@ def _sharing_sentence(tests: Tests, method: str, base: str, chosen: str) -> str:
     """
     gain = tests.gain(method, base)
     by = "" if method == chosen else f" by {method}"
-    text = f"{tests.gain_text(gain)} over training alone{by}"
+    than = "over" if tests.unit.higher_is_better else "than by"
+    text = f"{tests.gain_text(gain)} {than} training alone{by}"
     seeds = len(tests.values[method])
     if seeds < MIN_SEEDS:
         return (
@@ -670,7 +714,7 @@ def _sharing_sentence(tests: Tests, method: str, base: str, chosen: str) -> str:
         return f"Sharing helps on average: {text}."
     if gain.verdict == "hurts":
         return f"Sharing hurts on average: {text}."
-    return f"These rows cannot tell whether sharing helps on average: {text}."
+    return f"The test rows cannot tell whether sharing helps on average: {text}."
 
 
 def _ahead(tests: Tests, baselines: Mapping[str, TrainedBaseline]) -> list[str]:
@@ -696,22 +740,17 @@ def _ahead(tests: Tests, baselines: Mapping[str, TrainedBaseline]) -> list[str]:
     advice = []
     if all(CHOSEN in run.summary for run in baselines[label].runs):
         advice = [f"Its models: fedtailor finalize RESULTS --method {name}."]
-    numbers = f"{tests.text(label)} against {tests.text(best)} of {best}"
     everywhere = all(
         tests.gain(label, method).verdict == "helps" for method in tests.methods
     )
     seeds = len(tests.values[label])
-    if everywhere and seeds >= MIN_SEEDS:
-        return [
-            f"Better than everything federated here: {title}, {numbers},"
-            f" {tests.gain_text(gain)}.",
-            *advice,
-        ]
-    return [
-        "Ahead of everything federated here, though not shown to be better: "
-        f"{title}, {numbers}; it gains {tests.gain_text(gain)}.",
-        *advice,
-    ]
+    shown = everywhere and seeds >= MIN_SEEDS
+    text = (
+        f"{'Better than' if shown else 'Ahead of'} every federated method:"
+        f" {title}, which needs no pooled rows, {tests.text(label)} against"
+        f" {tests.text(best)} of {best}, {tests.gain_text(gain)}"
+    )
+    return [f"{text}." if shown else f"{text}: not shown to be better.", *advice]
 
 
 def _hurt(
@@ -749,7 +788,10 @@ def _hurt_sentences(hurt: Hurt | None) -> list[str]:
     """How many clients are worse off than alone, in a sentence."""
     if hurt is None or not hurt.worse:
         return []
-    return [f"Worse off: {hurt.sentence()}."]
+    return [
+        f"By these figures {hurt.worse} of {hurt.clients} clients would do better alone"
+        f" than by {hurt.method} (shown for {hurt.shown or 'none'})."
+    ]
 
 
 def _untrained_warnings(

@@ -23,6 +23,7 @@ from fedtailor.federation import Federation, Share
 from fedtailor.federation.checks import check_memory
 from fedtailor.metrics import Metric
 from fedtailor.models import Architecture, Model
+from fedtailor.pipelines import Lies
 from fedtailor.protocol import (
     Algorithm,
     Diverged,
@@ -241,7 +242,10 @@ def run_on(
         'local'
     """
     exchanges = run_exchanges(spec, executor, callbacks=callbacks, store=store)
-    return drive(exchanges, executor)
+    try:
+        return drive(exchanges, executor)
+    except Diverged as error:
+        raise _explained(error, spec.uplink) from None
 
 
 def executor_of(
@@ -421,6 +425,17 @@ def run_exchanges(
         return run
     finally:
         directory.close()
+
+
+def _explained(error: Diverged, uplink: Pipeline) -> Diverged:
+    """The error, which names another cause if clients were told to send such numbers."""
+    lies = {each.lie for each in uplink if isinstance(each, Lies)}
+    if lies.isdisjoint(("nan", "huge")):
+        return error
+    cause = "what some clients were told to send: put a robust-mean before lies"
+    return Diverged(
+        error.client, error.round, step=error.step, doing=error.doing, cause=cause
+    )
 
 
 def _write_results(

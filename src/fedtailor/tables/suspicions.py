@@ -107,7 +107,7 @@ def _code_warnings(
         where = _clients_of_code(values == code, owners, names)
         warnings.append(
             f"{name!r} is {code:g} in {count:,} of {int(train.sum()):,} training"
-            f" rows{where}, and {others.min():g} to {others.max():g} in the others; if"
+            f" rows{where}, and {others.min():g} to {others.max():g} in all other rows; if"
             f" {code:g} means that the cell is missing, say --missing {_quoted(f'{name}={code:g}')}"
         )
     return warnings

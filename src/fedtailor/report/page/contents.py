@@ -120,7 +120,9 @@ def verdict_sections(
         warnings: of the decision.
         lines: maximum number of rows of the table.
     """
-    table = replace(verdict.table(), title="What each client should use")
+    table = replace(
+        verdict.table(), title="What each client should use, and what it may expect"
+    )
     return [
         Section(
             "Decision",

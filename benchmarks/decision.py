@@ -28,7 +28,7 @@ from scipy import linalg
 
 from fedtailor.report.decision import decide
 from fedtailor.report.experiment import experiments
-from fedtailor.report.verdict import Tests, baseline_label
+from fedtailor.report.tested import Tests, baseline_label
 from fedtailor.tables import from_table
 
 DATA = Path(os.environ.get("FEDTAILOR_DATA", "shared/data"))

@@ -53,6 +53,8 @@ WORKER = HERE / "workers" / "queued.py"
 RECORD = "evidence.json"
 RUNNING = "running"
 """The file that holds the name of the entry that is run now."""
+ESTIMATES = ("run", "plan", "rounds", "guess")
+"""What core hours rest on: the run itself, `compare --plan`, some rounds, or nothing."""
 NICENESS = 10
 GRACE = 900.0
 """Seconds in which a stopped experiment may finish and save its round."""
@@ -66,6 +68,7 @@ class Item:
         name: of its folder in results/.
         fills: which published table or figure.
         core_hours: estimate for all of its runs.
+        by: what that rests on, one of `ESTIMATES`.
         file: the experiment file, if it is an experiment.
         command: a script and its arguments, if it is not.
     """
@@ -73,6 +76,7 @@ class Item:
     name: str
     fills: str
     core_hours: float
+    by: str
     file: Path
     command: tuple[str, ...] = ()
 
@@ -316,18 +320,21 @@ def read_queue(path: Path) -> list[Item]:
 def _item(path: Path, entry: dict[str, Any]) -> Item:
     name = entry.get("name")
     require(isinstance(name, str), f"{path}: an entry stands there without a name")
-    for key in ("fills", "core_hours"):
+    for key in ("fills", "core_hours", "by"):
         require(key in entry, f"{path}: {name} lacks {key!r}")
-    unknown = entry.keys() - {"name", "file", "command", "fills", "core_hours"}
+    unknown = entry.keys() - {"name", "file", "command", "fills", "core_hours", "by"}
     require(not unknown, f"{path}: {name} has unknown keys: {', '.join(unknown)}")
     hours = entry["core_hours"]
     is_number = isinstance(hours, int | float)
     require(is_number, f"{path}: core_hours is {hours!r}; it must be a number")
+    by = entry["by"]
+    known = ", ".join(ESTIMATES)
+    require(by in ESTIMATES, f"{path}: by is {by!r}; it must be one of {known}")
     file = ROOT / "experiments" / f"{name}.toml"
     if "file" in entry:
         file = path.parent / entry["file"]
     require(file.stem == name, f"{path}: {name} is not the name of {file.name}")
-    return Item(name, entry["fills"], hours, file, tuple(entry.get("command", ())))
+    return Item(name, entry["fills"], hours, by, file, tuple(entry.get("command", ())))
 
 
 def show(queue: Queue, names: Sequence[str]) -> None:

@@ -169,8 +169,12 @@ def at_best_size(found: Iterable[Ordering]) -> list[Ordering]:
 def not_run(paper: str) -> list[str]:
     """Commands of a paper's experiments that results/ do not have."""
     claims = [claim for claim in read_claims()["claim"] if claim["paper"] == paper]
-    missing = [claim for claim in claims if _experiment(claim) is None]
-    names = [claim["experiment"] for claim in missing]
+    names = [
+        folder.name
+        for claim in claims
+        for folder in _experiments(claim)
+        if not folder.exists()
+    ]
     return [
         f"fedtailor compare experiments/{name.removesuffix('-quick')}.toml"
         + (" --quick" if name.endswith("-quick") else "")
@@ -178,10 +182,10 @@ def not_run(paper: str) -> list[str]:
     ]
 
 
-def _experiment(claim: dict[str, Any]) -> Path | None:
-    """The folder of a claim's experiment, if it was run."""
-    folder = RESULTS / claim["experiment"]
-    return folder if folder.exists() else None
+def _experiments(claim: dict[str, Any]) -> tuple[Path, Path]:
+    """The folders of what is above and of what is below in a claim."""
+    above = claim["experiment"]
+    return RESULTS / above, RESULTS / claim.get("below_experiment", above)
 
 
 def orderings() -> Iterator[Ordering]:
@@ -192,12 +196,11 @@ def orderings() -> Iterator[Ordering]:
             order than the claim.
     """
     for claim in read_claims()["claim"]:
-        experiment = _experiment(claim)
-        if experiment is None:
+        if not all(folder.exists() for folder in _experiments(claim)):
             continue
         for column in claim["columns"]:
             for below in claim["below"]:
-                yield _ordering(claim, experiment, column, below)
+                yield _ordering(claim, column, below)
 
 
 def unjudged(paper: str) -> list[dict[str, str]]:
@@ -205,13 +208,11 @@ def unjudged(paper: str) -> list[dict[str, str]]:
     return [one for one in read_claims()["unjudged"] if one["paper"] == paper]
 
 
-def _ordering(
-    claim: dict[str, Any], experiment: Path, column: str, below: str
-) -> Ordering:
+def _ordering(claim: dict[str, Any], column: str, below: str) -> Ordering:
     table = claim.get("table", "mean")
+    experiment, other = _experiments(claim)
     rows = _rows(experiment, table)
-    others = _rows(experiment, claim.get("below_table", table))
-    seeds = _seeds(experiment / "report.md")
+    others = _rows(other, claim.get("below_table", table))
     scenario = column.removesuffix(", max over rounds on test")
     stated = (
         _published(rows[claim["above"]], scenario),
@@ -237,8 +238,8 @@ def _ordering(
         below=(
             below if "below_table" not in claim else f"{below} ({claim['below_table']})"
         ),
-        ours=_measured(rows[claim["above"]], column, seeds, digits),
-        theirs=_measured(others[below], column, seeds, digits),
+        ours=_measured(rows[claim["above"]], column, _seeds(experiment), digits),
+        theirs=_measured(others[below], column, _seeds(other), digits),
         published=(
             None if stated[0] is None or stated[1] is None else (stated[0], stated[1])
         ),
@@ -298,7 +299,8 @@ def _rounded(value: float, unit: float) -> str:
 
 
 @cache
-def _seeds(report: Path) -> int:
+def _seeds(experiment: Path) -> int:
+    report = experiment / "report.md"
     found = re.search(r"seeds ([\d, ]+);", report.read_text())
     if found is None:
         raise ValueError(f"{report} does not name its seeds")

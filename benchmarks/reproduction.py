@@ -4,13 +4,15 @@ python benchmarks/reproduction.py --write    write them
 python benchmarks/reproduction.py            say which are not up to date
 
 docs/reproduction.md is written by hand but for its blocks, which begin with a comment:
-"headlines PAPER", "sentences PAPER", or "table EXPERIMENT TABLE COLUMN". A page
+"headlines PAPER", "sentences PAPER", "table EXPERIMENT TABLE COLUMN", or "missing
+QUEUE". A page
 docs/reproduction/PAPER.md holds every ordering of a paper, and what
 benchmarks/reproduction-notes.md says of it.
 """
 
 import argparse
 import re
+import tomllib
 from collections.abc import Sequence, Set
 from pathlib import Path
 
@@ -30,9 +32,10 @@ from result_files import RESULTS, ROOT, read_tables
 
 PAGE = ROOT / "docs" / "reproduction.md"
 DETAILS = ROOT / "docs" / "reproduction"
-NOTES = ROOT / "benchmarks" / "reproduction-notes.md"
+BENCHMARKS = ROOT / "benchmarks"
+NOTES = BENCHMARKS / "reproduction-notes.md"
 BLOCK = re.compile(
-    r"(<!-- (?P<kind>headlines|sentences|table) (?P<what>[^>]*?) -->\n)"
+    r"(<!-- (?P<kind>headlines|sentences|table|missing) (?P<what>[^>]*?) -->\n)"
     r".*?(<!-- end -->)",
     re.DOTALL,
 )
@@ -67,8 +70,13 @@ def filled(page: str) -> str:
 
     def block(match: re.Match[str]) -> str:
         kind, what = match["kind"], match["what"]
-        make = {"headlines": headlines, "sentences": sentences, "table": table}[kind]
-        return f"{match[1]}{make(what)}\n{match[4]}"
+        make = {
+            "headlines": headlines,
+            "sentences": sentences,
+            "table": table,
+            "missing": missing,
+        }
+        return f"{match[1]}{make[kind](what)}\n{match[4]}"
 
     return BLOCK.sub(block, page)
 
@@ -149,6 +157,23 @@ def table(what: str) -> str:
     ].items():
         here = f"{float(row[column]):.1f} ± {float(row[f'{column} std']):.1f}"
         lines.append(f"| {algorithm} | {here} | {row.get('published', '-')} |")
+    return "\n".join(lines)
+
+
+def missing(queue: str) -> str:
+    """What a queue has that results/ do not, and what it would take."""
+    entries = tomllib.loads((BENCHMARKS / queue).read_text("utf-8"))["experiment"]
+    words = {
+        "plan": "`--plan`",
+        "rounds": "some rounds",
+        "guess": "a guess",
+        "run": "a run",
+    }
+    lines = ["| what | core hours | measured by |", "| --- | ---: | --- |"]
+    for entry in entries:
+        if not (RESULTS / entry["name"]).is_dir():
+            by = words[entry["by"]]
+            lines.append(f"| {entry['fills']} | {entry['core_hours']:g} | {by} |")
     return "\n".join(lines)
 
 

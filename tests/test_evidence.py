@@ -29,10 +29,8 @@ MISSING_DATA = """title = "Data that are not there"
 scenarios.school = { use = "school" }
 algorithms.FedAvg = { use = "fedavg" }
 """
-ITEM = (
-    '[[experiment]]\nname = "{}"\nfile = "{}.toml"\nfills = "a table"\ncore_hours = 2'
-)
-COMMAND = '[[experiment]]\nname = "{}"\ncommand = ["{}"]\nfills = "-"\ncore_hours = 1'
+ITEM = '[[experiment]]\nname = "{}"\nfile = "{}.toml"\nfills = "a table"\ncore_hours = 2\nby = "plan"'
+COMMAND = '[[experiment]]\nname = "{}"\ncommand = ["{}"]\nfills = "-"\ncore_hours = 1\nby = "guess"'
 
 pytestmark = pytest.mark.skipif(
     not SCRIPT.exists(), reason="benchmarks are in the repository only"
@@ -242,7 +240,7 @@ def test_what_is_stopped_is_not_done(script, folder, monkeypatch, program):
         ("a = 1", "is no queue"),
         ("x", "is no queue"),
         ('[[experiment]]\nname = "a"', "a lacks 'fills'"),
-        ('[[experiment]]\nfills = ""\ncore_hours = 1', "without a name"),
+        ('[[experiment]]\nfills = ""\ncore_hours = 1\nby = "guess"', "without a name"),
         (f"{ITEM.format('a', 'b')}", "a is not the name of b.toml"),
         (f"{ITEM.format('a', 'a')}\nhours = 3", "unknown keys: hours"),
         (f"{ITEM.format('a', 'a')}\n{ITEM.format('a', 'a')}", "a stands there twice"),

@@ -288,9 +288,11 @@ def test_what_has_not_been_run_is_named_with_its_command_and_not_judged(
     )
 
 
-def test_an_experiment_that_was_not_run_has_no_folder(script):
-    assert script._experiment({"experiment": "s000-label-shift"}).is_dir()
-    assert script._experiment({"experiment": "not-there"}) is None
+def test_what_is_below_may_be_of_another_experiment(script):
+    claim = {"experiment": "s000-label-shift", "below_experiment": "not-there"}
+    above, below = script._experiments(claim)
+    assert above.is_dir() and not below.exists()
+    assert script._experiments({"experiment": "not-there"}) == (below, below)
 
 
 def test_ifca_is_not_above_the_personal_models(found):

@@ -56,12 +56,16 @@ class Library:
 
     def train_network(self, method: str, task: Task, network: torch.nn.Module):
         selector, data, count = Selector(network), Data(task), len(task.clients)
-        server = self.fedavg.FedAvgBaseServerHandler(
-            selector, "", data, task.rounds, count, 1.0, "cpu", 1000, 0
-        )
-        trainer = self.fedavg.FedAvgBaseClientTrainer(
-            selector, "", data, "cpu", count, task.steps, task.batch_size, task.lr, 0
-        )
+        of_server = (selector, "", data, task.rounds, count, 1.0, "cpu", 1000)
+        of_trainer = (selector, "", data, "cpu", count)
+        steps = (task.steps, task.batch_size, task.lr)
+        if hasattr(self.fedavg, "FedAvgBaseServerHandler"):
+            server = self.fedavg.FedAvgBaseServerHandler(*of_server, 0)
+            trainer = self.fedavg.FedAvgBaseClientTrainer(*of_trainer, *steps, 0)
+        else:
+            # Before it had seeds (June 2025).
+            server = self.fedavg.FedAvgServerHandler(*of_server)
+            trainer = self.fedavg.FedAvgSerialClientTrainer(*of_trainer, *steps)
         trainer.criterion = task.loss or loss
         while not server.if_stop():
             sampled = server.sample_clients()

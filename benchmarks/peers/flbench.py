@@ -33,6 +33,8 @@ MODULES = {
     "APFL": ("apfl", "APFLServer"),
     "pFedMe": ("pfedme", "pFedMeServer"),
     "Per-FedAvg": ("perfedavg", "PerFedAvgServer"),
+    "FedRep": ("fedrep", "FedRepServer"),
+    "FedBN": ("fedbn", "FedBNServer"),
 }
 DATASET = "questions"
 
@@ -63,6 +65,9 @@ class Library:
         common = arguments.common
         common.join_ratio, common.global_epoch = 1.0, task.rounds
         common.local_epoch, common.batch_size = task.steps, task.batch_size
+        if method == "FedRep":
+            # Of these passes the last one trains the body, those before it the head.
+            common.local_epoch += 1
         common.use_cuda = common.client_side_evaluation = False
         common.save_log = common.save_metrics = common.save_learning_curve_plot = False
         defaults = getattr(server_cls, "get_hyperparams", None)
@@ -84,6 +89,8 @@ class Library:
             def __init__(self, dataset, pretrained) -> None:
                 super().__init__()
                 self.base, self.classifier = network, torch.nn.Identity()
+                if method == "FedRep":
+                    self.base, self.classifier = network[:-1], network[-1]
 
         class Data(torch.utils.data.Dataset):
             def __init__(self, **_) -> None:

@@ -27,6 +27,8 @@ CLASSES = {
     "pFedMe": ("pfedme", "PFedMe", {}),
     "Per-FedAvg": ("per_fedavg", "PerFedAVG", {"beta": "lr"}),
     "FedAMP": ("fedamp", "FedAMP", {"lam": "coupling"}),
+    "FedRep": ("fedrep", "FedRep", {"tau": "steps"}),
+    "FedBN": ("fedbn", "FedBN", {}),
 }
 
 
@@ -86,6 +88,12 @@ class Library:
             **{key: getattr(task, value) for key, value in settings.items()},
         }
         server: dict = {"weighted": True}
+        if method == "FedRep":
+            from fluke.nets import EncoderHeadNet
+
+            # The server has the body only.
+            client["model"] = EncoderHeadNet(model[:-1], model[-1])
+            model = model[:-1]
         if method in ("Ditto", "APFL", "FedAMP"):
             client["model"] = model
         if method == "APFL":

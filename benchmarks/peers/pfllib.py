@@ -22,6 +22,8 @@ SERVERS = {
     "pFedMe": ("serverpFedMe", "pFedMe"),
     "Per-FedAvg": ("serverperavg", "PerAvg"),
     "FedAMP": ("serveramp", "FedAMP"),
+    "FedRep": ("serverrep", "FedRep"),
+    "FedBN": ("serverbn", "FedBN"),
 }
 COUPLING = {
     "FedProx": "mu",
@@ -31,6 +33,17 @@ COUPLING = {
     "APFL": "alpha",
     "FedAMP": "lamda",
 }
+
+
+class _Parts(torch.nn.Module):
+    """A network whose last layer is its head."""
+
+    def __init__(self, network: torch.nn.Sequential) -> None:
+        super().__init__()
+        self.base, self.head = network[:-1], network[-1]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.base(x))
 
 
 class _Rounds(list):
@@ -129,6 +142,8 @@ class Library:
 
     def train_network(self, method: str, task: Task, model: torch.nn.Module):
         """Train a network; gives the server."""
+        if method == "FedRep":
+            model = _Parts(model)
         with contextlib.redirect_stdout(io.StringIO()):
             server = self.server(method, task, model)
             # The mean time over rounds but the first, after training.

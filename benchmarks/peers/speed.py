@@ -1,7 +1,8 @@
 """Seconds of a round of personalized methods in other libraries, and here.
 
-20 clients with 500 digits of MNIST each, an MLP 784-128-10, batches of 10, one pass, all
-clients in every round, nothing evaluated. Each library trains in a process of its own,
+20 clients with 500 digits of MNIST each, an MLP 784-128-10 (for FedBN with batch
+normalisation of its hidden layer), batches of 10, one pass (FedRep one for the head and
+one for the body), all clients in every round, nothing evaluated. Each library trains in a process of its own,
 with one thread (the faster setting for networks of this size), through the same code
 that asks it for its properties. Libraries take turns; a turn is some rounds of each
 method, of which the first is not counted. Printed is minimum / median.
@@ -20,13 +21,17 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections import OrderedDict
 from pathlib import Path
 from time import perf_counter
 
 import numpy as np
 
 HERE = Path(__file__).resolve().parent
-METHODS = ("FedAvg", "SCAFFOLD", "Ditto", "APFL", "pFedMe", "Per-FedAvg")
+METHODS = (
+    *("FedAvg", "SCAFFOLD", "Ditto", "APFL", "pFedMe", "Per-FedAvg"),
+    *("FedRep", "FedBN"),
+)
 HIDDEN, CLASSES = 128, 10
 CLIENTS, BATCH_SIZE, LR, COUPLING = 20, 10, 0.05, 0.5
 ROUNDS = 4
@@ -52,11 +57,15 @@ def measure_peer(library: str, checkout: str, data: Path, rounds: int) -> None:
         if method not in peer.methods:
             continue
         torch.manual_seed(0)
-        network = torch.nn.Sequential(
-            torch.nn.Linear(clients[0][0].shape[1], HIDDEN),
-            torch.nn.ReLU(),
-            torch.nn.Linear(HIDDEN, CLASSES),
-        )
+        # Some libraries find normalisation layers by "bn" in their names.
+        normalization = {"bn": torch.nn.BatchNorm1d(HIDDEN)}
+        layers = {
+            "hidden": torch.nn.Linear(clients[0][0].shape[1], HIDDEN),
+            **(normalization if method == "FedBN" else {}),
+            "relu": torch.nn.ReLU(),
+            "out": torch.nn.Linear(HIDDEN, CLASSES),
+        }
+        network = torch.nn.Sequential(OrderedDict(layers))
         ends: list[float] = []
         batches = len(clients[0][1]) // BATCH_SIZE
         task = properties.Task(
@@ -100,10 +109,13 @@ def measure_ours(data: Path, rounds: int) -> None:
         "APFL": ft.APFL(sgd=sgd),
         "pFedMe": ft.PFedMe(sgd=sgd, lam=COUPLING),
         "Per-FedAvg": ft.PerFedAvg(sgd=halves, alpha=LR, variant="fo"),
+        "FedRep": ft.FedRep(sgd=sgd, head=sgd),
+        "FedBN": ft.FedBN(sgd=sgd),
     }
     found: dict = {"name": f"fedtailor {ft.__version__}"}
     for method in METHODS:
-        training = simulate(algorithms[method], federation, models.mlp(HIDDEN))
+        network = normalized_mlp() if method == "FedBN" else models.mlp(HIDDEN)
+        training = simulate(algorithms[method], federation, network)
         ends = []
         for _ in range(rounds + 1):
             training.advance()
@@ -111,6 +123,24 @@ def measure_ours(data: Path, rounds: int) -> None:
             ends.append(perf_counter())
         found[method] = np.diff(ends).tolist()
     print(json.dumps(found))
+
+
+def normalized_mlp():
+    """The MLP with batch normalisation of its hidden layer."""
+    from dataclasses import dataclass
+
+    from fedtailor.models.layers import Stack
+    from fedtailor.models.normalization import norm_layer
+    from fedtailor.models.zoo import MLP
+
+    @dataclass(frozen=True)
+    class NormalizedMLP(MLP):
+        def network(self, input_shape, outputs, stream):
+            layers = super().network(input_shape, outputs, stream).layers
+            reshape, hidden, relu, out = layers
+            return Stack([reshape, hidden, norm_layer("batch", HIDDEN), relu, out])
+
+    return NormalizedMLP((HIDDEN,))
 
 
 def digits_of_clients(path: Path) -> str:

@@ -56,6 +56,31 @@ def test_states_keep_what_was_written(store):
         assert other.rows[name].dtype == STATE[name].dtype
 
 
+def test_what_was_computed_for_all_clients_is_read_without_a_copy():
+    states = HostStates(STATE, 3)
+    order = np.array([2, 0, 1])
+    rows = {
+        "model": jnp.arange(12.0, dtype=jnp.float32).reshape(4, 3),
+        "count": jnp.arange(4, dtype=jnp.int32),  # the last row is padding
+    }
+    states.write(order, rows)
+    assert states.read(order, 4)["model"] is rows["model"]
+    # Other rows, or another order, are the same states.
+    assert states.read(order, 3)["count"].tolist() == [0, 1, 2]
+    states.write(order, rows)
+    assert states.read(np.array([0, 1]), 2)["count"].tolist() == [1, 2]
+    states.write(order, rows)
+    assert states.rows["count"].tolist() == [1, 2, 0]
+    states.write(order, rows)
+    states.write(np.array([1]), {"model": jnp.zeros((1, 3)), "count": jnp.array([9])})
+    assert states.rows["count"].tolist() == [1, 9, 0]
+    states.write(order, rows)
+    states.restore(states.snapshot())
+    assert (
+        states.rows["model"].tolist() == np.asarray(rows["model"])[[1, 2, 0]].tolist()
+    )
+
+
 @pytest.mark.parametrize("canonical", [False, True])
 def test_states_on_the_device_change_no_bit(monkeypatch, canonical):
     """As on accelerators."""

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from fedtailor.decision.intervals import Interval
-from fedtailor.report import verdict as verdicts
+from fedtailor.report import tested
 from fedtailor.report.comparison import (
     client_spread_table,
     tables,
@@ -247,7 +247,7 @@ def test_the_page_has_the_table_before_all_else(tmp_path):
 
 def test_a_gain_of_an_error_is_said_without_a_sign(tmp_path):
     """Positive gains are better, and a lower error is: "+0.1 RMSE" would mislead."""
-    tests = verdicts.Tests(build(tmp_path).runs["shift"], {})
+    tests = tested.Tests(build(tmp_path).runs["shift"], {})
     tests.unit = unit_of("rmse")
     for gain, text in (
         ((0.02, 0.01, 0.03), "RMSE lower by 0.020 (95 %: 0.010 to 0.030)"),

@@ -4,7 +4,8 @@ The s models of a server are called its streams. The c clients are the cohort of
 round.
 """
 
-from functools import partial
+from collections.abc import Callable
+from functools import lru_cache, partial
 from typing import Literal
 
 import jax
@@ -154,8 +155,18 @@ def weighted_sums(
         array([[1., 2.]], dtype=float32)
     """
     sums = sums_type(x)
-    zeros = jnp.zeros((len(np.asarray(weights)), x.shape[1]), sums)
+    sharding = None
+    if not isinstance(x, HiddenRows):
+        values = x.values if isinstance(x, ClientRows) else x
+        sharding = _replicated_over_devices_of(values)
+    zeros = _zeros(sharding)((len(np.asarray(weights)), x.shape[1]), np.dtype(sums))
     return mix(zeros, x, weights)
+
+
+@lru_cache
+def _zeros(sharding: NamedSharding | None) -> Callable[..., Array]:
+    """Makes zeros where they are needed, so that they are not copied to each device."""
+    return jax.jit(jnp.zeros, static_argnums=(0, 1), out_shardings=sharding)
 
 
 def reporter_weights(

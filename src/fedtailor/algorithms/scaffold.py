@@ -2,6 +2,7 @@
 
 from typing import ClassVar, Literal
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
@@ -166,9 +167,15 @@ class SCAFFOLD(Algorithm):
         # c <- c + (1/m) sum_S (c_i+ - c_i), with 0 for clients that do not report
         share = np.where(cohort.reporting, server.share[cohort.position], 0.0)
         # One row of weights [1, c] gives one sum [1, d].
-        change = weighted_sums(answers["control"], share[None])[0]
-        return server.replace(model=model, control=server.control + change)
+        change = weighted_sums(answers["control"], share[None])
+        return server.replace(model=model, control=_moved(server.control, change))
 
     def serve(self, server: SCAFFOLDState, cohort: Cohort) -> Downlink:
         # Predictions need the model only, not the control variate.
         return Downlink({"model": Streams.everyone(server.model, len(cohort))})
+
+
+@jax.jit
+def _moved(control: Float[Array, " d"], change: Float[Array, "1 d"]) -> Array:
+    """The sum of both, in one program: each operation of the server takes time."""
+    return control + change[0]

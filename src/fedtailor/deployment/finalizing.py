@@ -31,7 +31,8 @@ from fedtailor.report.coverage import calibration_of_rows, predicted_kind
 from fedtailor.report.decision import decide
 from fedtailor.report.experiment import StoredExperiment, experiments
 from fedtailor.report.stored import StoredRun
-from fedtailor.report.verdict import ClientVerdict, Verdict, rows_of
+from fedtailor.report.tested import rows_of
+from fedtailor.report.verdict import ClientVerdict, Verdict
 from fedtailor.runs import Run, run_on
 from fedtailor.runs.run import Store, executor_of
 from fedtailor.storage.calibration_file import write_calibration

@@ -200,7 +200,11 @@ class Devices:
         first = requests[0].exchange
         streams, rows = self.inputs(requests)
         clients = rows[0] if len(requests) == 1 else _interleave(rows)
-        clients = jax.tree.map(self._shard_rows, clients)
+        # States may be on the devices already. They are put there if not, as a program
+        # would be compiled for each of both cases.
+        states = jax.tree.map(lambda leaf: place(leaf, self.sharded), clients.state)
+        clients = jax.tree.map(self._shard_rows, clients._replace(state=()))
+        clients = clients._replace(state=states)
         algorithm, pipelines = self._hyperparameters(first)
         frozen = self.frozen(requests[0].model)
         shared = SharedInputs(algorithm, pipelines, self.pool, streams, frozen)

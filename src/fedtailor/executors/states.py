@@ -70,32 +70,64 @@ class _InMemory:
 class HostStates(_InMemory):
     """`States` in the host's memory: on CPUs the only copy, whatever the number of
     devices.
+
+    What a program has computed for all clients is kept as it is, in the order of its rows:
+    the next program with these rows takes it without a copy.
     """
 
     def __init__(self, state: ClientState, clients: int) -> None:
         """Initialize all clients with `state`, one client's pytree of arrays."""
         leaves, self._tree = jax.tree.flatten(state)
+        self._clients = clients
         self._leaves = [
             np.repeat(np.asarray(leaf)[None], clients, axis=0) for leaf in leaves
         ]
+        # The clients of a program's rows, and the rows. If there are any, `_leaves` is
+        # empty.
+        self._computed: tuple[NDArray[np.int64], list[Any]] | None = None
 
     @property
     def rows(self) -> ClientState:
         return jax.tree.unflatten(self._tree, self.snapshot())
 
+    def _in_order(self) -> list[NDArray[Any]]:
+        """The leaves in the order of the clients."""
+        if self._computed is not None:
+            index, computed = self._computed
+            self._computed = None
+            # One leaf after another, so that only one of them is there twice.
+            while computed:
+                new = np.asarray(computed.pop(0))
+                leaf = np.empty((self._clients, *new.shape[1:]), new.dtype)
+                leaf[index] = new[: len(index)]
+                self._leaves.append(leaf)
+        return self._leaves
+
     def read(self, index: NDArray[np.int64], row_count: int) -> ClientState:
+        if self._computed is not None:
+            clients, computed = self._computed
+            is_same = np.array_equal(index, clients)
+            if is_same and all(len(leaf) == row_count for leaf in computed):
+                return jax.tree.unflatten(self._tree, computed)
         index = _pad(index, row_count)
-        return jax.tree.unflatten(self._tree, [leaf[index] for leaf in self._leaves])
+        leaves = [leaf[index] for leaf in self._in_order()]
+        return jax.tree.unflatten(self._tree, leaves)
 
     def write(self, index: NDArray[np.int64], rows: ClientState) -> None:
-        for leaf, new in zip(self._leaves, jax.tree.leaves(rows), strict=True):
+        new_leaves = jax.tree.leaves(rows)
+        is_computed = all(isinstance(leaf, jax.Array) for leaf in new_leaves)
+        if is_computed and len(index) == self._clients:
+            self._leaves, self._computed = [], (index, new_leaves)
+            return
+        for leaf, new in zip(self._in_order(), new_leaves, strict=True):
             leaf[index] = np.asarray(new)[: len(index)]
 
     def snapshot(self) -> Any:
         # A list of leaves, as checkpoints hold them.
-        return [leaf.copy() for leaf in self._leaves]
+        return [leaf.copy() for leaf in self._in_order()]
 
     def restore(self, saved: Any) -> None:
+        self._computed = None
         self._leaves = [np.array(leaf) for leaf in saved]
 
 

@@ -24,11 +24,13 @@ from fedtailor.decision import (
 from fedtailor.decision.warnings import MAX_NAMES
 from fedtailor.report.concordance import few_pairs_warnings
 from fedtailor.report.experiment import StoredExperiment
+from fedtailor.report.judging import verdict_of
 from fedtailor.report.left_out import left_out_methods, tests_when_left_out
 from fedtailor.report.stored import StoredRun, mean_sizes
 from fedtailor.report.tables import Cell, Number, ReportTable
+from fedtailor.report.tested import rows_of, values_of
 from fedtailor.report.units import Unit, unit_of
-from fedtailor.report.verdict import Verdict, rows_of, values_of, verdict_of
+from fedtailor.report.verdict import Verdict
 from fedtailor.storage.digests import finite
 from fedtailor.storage.run_files import SUMMARY
 

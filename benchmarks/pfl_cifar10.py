@@ -10,7 +10,9 @@ python benchmarks/pfl_cifar10.py PYTHON CHECKOUT --rounds 150
 PYTHON is the interpreter of an environment with pfl and torch, CHECKOUT the repository
 apple/pfl-research. All take turns of a few rounds; evaluation (the server's model on all
 test images, at the end of the turns) is not timed. RECORD=1 writes
-measured/pfl_cifar10.json, from which docs/speed-frameworks.md has its table.
+measured/pfl_cifar10.json, from which a page can have its table. There is no such file yet:
+on two busy cores no round of pfl-research ended within three minutes, and it is not known
+whether it is slow there or waits for something.
 """
 
 import argparse

@@ -52,6 +52,7 @@ TITLES = {
     "S004": "Contextualized generalization (Tang et al. 2021, S004)",
     "PFLlib": "PFLlib's leaderboard",
     "FedRep": "FedRep (Collins et al. 2021)",
+    "FedProto": "FedProto (Tan et al. 2022)",
     "FedEM": "FedEM (Marfoq et al. 2021)",
     "kNN-Per": "kNN-Per (Marfoq et al. 2022)",
     "pFL-Bench": "pFL-Bench (Chen et al. 2022)",

@@ -1,5 +1,7 @@
 """HeteroFL: one width is FedAvg to the bit, rounds in NumPy, networks that are not nested."""
 
+from dataclasses import replace
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -10,6 +12,8 @@ from conformance.problems import (
     classification,
     float64,
     predictors,
+    quadratic_model,
+    quadratics,
     softmax_model,
     train,
 )
@@ -74,27 +78,44 @@ class Network:
         w1, b1, w2, b2 = self.arrays
         return Network(w1[:, :width], b1[:width], w2[:width], b2)
 
-    def step(self, x, y, rate, factor):
-        """A step of gradient descent; the hidden layer is followed by a factor."""
+    def step(self, x, y, rate, factor, clip=np.inf, even=False, has=1.0):
+        """A step along a clipped gradient; the hidden layer is followed by a factor, and the
+        scores of classes that the client does not have are 0.
+        """
         w1, b1, w2, b2 = self.arrays
         inner = (x @ w1 + b1) * factor
         z = np.maximum(inner, 0)
-        outputs = z @ w2 + b2
+        w2 = w2 * has
+        outputs = z @ w2 + b2 * has
         powers = np.exp(outputs - outputs.max(axis=1, keepdims=True))
-        error = (powers / powers.sum(axis=1, keepdims=True) - np.eye(3)[y]) / len(y)
-        back = (error @ w2.T) * (inner > 0) * factor
+        error = (
+            has * (powers / powers.sum(axis=1, keepdims=True) - np.eye(3)[y]) / len(y)
+        )
+        back = (error @ w2.T) * (inner > 0) * (1 / factor if even else factor)
         changes = (x.T @ back, back.sum(axis=0), z.T @ error, error.sum(axis=0))
+        norm = np.sqrt(sum((change**2).sum() for change in changes))
+        rate = rate * min(1, clip / norm)
         self.arrays = [
             it - rate * change for it, change in zip(self.arrays, changes, strict=True)
         ]
 
 
-@pytest.mark.parametrize("scale", [True, False])
-@pytest.mark.parametrize("weights", ["uniform", "samples"])
-def test_three_rounds_are_those_of_numpy(scale, weights):
+@pytest.mark.parametrize(
+    ("scale", "clip", "even", "weights"),
+    [
+        (True, None, False, "uniform"),
+        (True, 0.3, False, "samples"),
+        (True, None, True, "samples"),
+        (False, None, False, "samples"),
+        (False, 0.3, False, "uniform"),
+    ],
+)
+def test_three_rounds_are_those_of_numpy(scale, clip, even, weights):
     with float64():
         federation, model = classification(), mixed()
-        method = HeteroFL(sgd=FULL, scale=scale, weights=weights)
+        method = HeteroFL(
+            sgd=FULL, scale=scale, clip=clip, even_steps=even, weights=weights
+        )
         start = train(method, federation, model, 0)
         training = train(method, federation, model, 3)
         index = model.member_of(NAMES[0])
@@ -107,7 +128,8 @@ def test_three_rounds_are_those_of_numpy(scale, weights):
                 width = WIDE if model.member_of(name) == index else NARROW
                 network = widest.narrow(width)
                 for _ in range(2):
-                    network.step(rows.x, rows.y, 0.3, WIDE / width if scale else 1)
+                    factor = WIDE / width if scale else 1
+                    network.step(rows.x, rows.y, 0.3, factor, clip or np.inf, even)
                 share = len(rows.y) if weights == "samples" else 1
                 # The upper left of each array: its first rows, and its first columns.
                 for total, count, it in zip(
@@ -251,3 +273,91 @@ def test_a_linear_model_is_fedavg_too():
             )
         )
         np.testing.assert_array_equal(ours, expected)
+
+
+def test_messages_are_as_long_as_the_clients_own_networks():
+    """A stream for both widths is as long as the wider one, sent once; uplinks, and a
+    stream for each client, are as long as each one's network.
+    """
+    model = mixed("float32")
+    lengths = {width: models.mlp(width).bind((4,), 3).size for width in (NARROW, WIDE)}
+    assert sorted(it.own_size for it in model.members) == sorted(lengths.values())
+    training = train(HeteroFL(sgd=TRAINED, scale=False), classification(), model, 3)
+    totals = training.ledger.totals()
+    each = 3 * lengths[WIDE] + 2 * lengths[NARROW]
+    assert totals.bytes_up == totals.bytes_down_unicast == 3 * 4 * each
+    assert totals.bytes_down == 3 * 4 * lengths[WIDE]
+    assert totals.models_up == 15 and totals.models_down == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"clip": 0.0}, "clip is 0.0"),
+        ({"clip": 1.0, "sgd": SGD(dp_noise=1.0, dp_norm=1.0)}, "leave out clip"),
+    ],
+)
+def test_wrong_settings_are_told(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        HeteroFL(**arguments)
+
+
+def test_classes_that_a_client_does_not_have_are_left_out():
+    """Rounds in NumPy, of clients that have two or three of three classes: absent ones have
+    the score 0, and their weights are averaged over the others.
+    """
+    with float64():
+        federation, model = classification(), mixed()
+        y = np.array(federation.y)
+        for client in range(3):
+            rows = federation.train[client]
+            y[rows] = np.where(y[rows] == client, (client + 1) % 3, y[rows])
+        federation = replace(federation, y=y)
+        training = train(HeteroFL(sgd=FULL, mask=True), federation, model, 2)
+        start = train(HeteroFL(sgd=FULL, mask=True), federation, model, 0)
+        index = model.member_of(NAMES[0])
+        widest = Network.of(model, start.server.model[0], index)
+        for _ in range(2):
+            totals = [np.zeros_like(it) for it in widest.arrays]
+            counts = [np.zeros_like(it) for it in widest.arrays]
+            for client, name in enumerate(NAMES):
+                rows = federation.client(client).train
+                has = np.isin(np.arange(3), rows.y).astype(float)
+                width = WIDE if model.member_of(name) == index else NARROW
+                network = widest.narrow(width)
+                for _ in range(2):
+                    network.step(rows.x, rows.y, 0.3, WIDE / width, has=has)
+                for place, (total, count, it) in enumerate(
+                    zip(totals, counts, network.arrays, strict=True)
+                ):
+                    part = tuple(map(slice, it.shape))
+                    weight = has if place >= 2 else 1.0
+                    total[part] += weight * it
+                    count[part] += weight
+            widest = Network(*(t / c for t, c in zip(totals, counts, strict=True)))
+        for number, width in ((index, WIDE), (1 - index, NARROW)):
+            found = Network.of(model, training.server.model[0], number)
+            for one, other in zip(
+                found.arrays, widest.narrow(width).arrays, strict=True
+            ):
+                np.testing.assert_allclose(one, other, **EXACT)
+        (served,) = predictors(training)
+        x = jnp.asarray(federation.client(0).test.x)
+        scores = model.of_client(NAMES[0]).logits(jnp.asarray(served[0]), x)
+        assert (np.asarray(scores)[:, 0] == 0).all() and np.asarray(scores).any()
+
+
+def test_with_all_classes_a_mask_changes_nothing():
+    with float64():
+        ours, expected = (
+            train(HeteroFL(sgd=TRAINED, mask=mask), classification(), mixed(), 2)
+            for mask in (True, False)
+        )
+        np.testing.assert_allclose(ours.server.model, expected.server.model, **EXACT)
+
+
+def test_a_mask_needs_classes():
+    with float64(), pytest.raises(ValueError, match="mask is of classes"):
+        train(HeteroFL(mask=True), quadratics([[0.0], [1.0]]), quadratic_model(1), 1)
+    with pytest.raises(ValueError, match="leave out mask"):
+        HeteroFL(mask=True, sgd=SGD(dp_noise=1.0, dp_norm=1.0))

@@ -188,6 +188,24 @@ def test_clients_sizes_and_classes_are_as_published(
     assert not federation.val.sizes.any()
 
 
+@pytest.mark.parametrize(("ways", "least", "most"), [(3, 2, 5), (5, 3, 7)])
+def test_fedprotos_clients_have_as_many_images_of_each_of_their_classes(
+    build, ways, least, most
+):
+    federation = build("fedproto-mnist", ways=ways)
+    assert len(federation) == 20 and not leaks(federation)
+    numbers = [len(labels_of(federation, client)) for client in range(20)]
+    assert least == min(numbers) and max(numbers) == most
+    for client, number in enumerate(numbers):
+        shots = np.bincount(federation.client(client).train.y)
+        assert len(set(shots[shots > 0])) == 1 and shots.max() in (99, 100)
+        tests = np.bincount(federation.client(client).test.y)
+        assert np.array_equal(tests > 0, shots > 0) and set(tests[tests > 0]) == {40}
+        assert np.count_nonzero(shots) == number
+    train = federation.train.rows
+    assert len(np.unique(train)) == len(train)
+
+
 def test_the_user_centric_groups_see_turned_characters(build):
     federation = build("emnist-rotated")
     assert (

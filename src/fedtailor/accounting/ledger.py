@@ -103,6 +103,20 @@ class Totals:
     forwards: int
 
 
+@dataclass(frozen=True)
+class OwnNumbers:
+    """How many of a model's numbers each client has, where clients have different networks:
+    a message with a model is as long as the client's own network.
+
+    Attributes:
+        size: d, the numbers of all networks together.
+        of_client: [c] the numbers of the network of each client of the cohort.
+    """
+
+    size: int
+    of_client: NDArray[np.int64]
+
+
 class Ledger:
     """The traffic and the computation of a run.
 
@@ -126,6 +140,7 @@ class Ledger:
         gradients: int,
         forwards: int,
         extra_bytes: tuple[int, int] = (0, 0),
+        own: OwnNumbers | None = None,
     ) -> None:
         """Append one exchange with a cohort of c clients.
 
@@ -141,6 +156,7 @@ class Ledger:
             forwards: its forward passes of single examples without a gradient.
             extra_bytes: bytes down and up in addition to these messages: keys and shares of secure
                 sums.
+            own: how many of a model's numbers each client has; None = all of them.
 
         Raises:
             ValueError: the phase is unknown.
@@ -150,14 +166,14 @@ class Ledger:
         clients = len(reporting)
         reporters = int(np.count_nonzero(reporting))
         for kind, sent in downlink.streams.items():
-            self.entries.extend(_sent(round, phase, kind, sent))
+            self.entries.extend(_sent(round, phase, kind, sent, own))
         for kind in downlink.scalars:
             self.entries.append(
                 Entry(round, phase, "down", kind, clients, scalars=clients)
             )
         if reporters:
             self.entries.extend(
-                _received(round, phase, kind, value, reporters)
+                _received(round, phase, kind, value, reporting, own)
                 for kind, value in update.items()
             )
         for direction, size in zip(("down", "up"), extra_bytes, strict=True):
@@ -266,8 +282,13 @@ class Ledger:
         return Ledger(Entry(*values) for values in frame.select(names).iter_rows())
 
 
-def _sent(round: int, phase: str, kind: str, sent: Streams) -> Iterator[Entry]:
+def _sent(
+    round: int, phase: str, kind: str, sent: Streams, own: OwnNumbers | None
+) -> Iterator[Entry]:
     """The cost of one kind of message down.
+
+    By multicast a stream is as long as the longest network of its clients: narrower ones
+    are parts of it, where they get a model in common.
 
     Yields:
         Its entry; nothing if no client receives it, or all clients already hold it.
@@ -284,6 +305,13 @@ def _sent(round: int, phase: str, kind: str, sent: Streams) -> Iterator[Entry]:
     streams = len(np.unique(rows[is_sent]))
     receivers = int(np.count_nonzero(is_sent.any(axis=1)))
     size = _bytes_of_row(sent.values)
+    multicast, unicast = streams * size, unicasts * size
+    if own is not None and _is_model(kind, sent.values, own):
+        item = size // own.size
+        lengths = np.broadcast_to(own.of_client[:, None], rows.shape)[is_sent]
+        longest = np.zeros(len(sent.values), np.int64)
+        np.maximum.at(longest, rows[is_sent], lengths)
+        multicast, unicast = item * int(longest.sum()), item * int(lengths.sum())
     yield Entry(
         round=round,
         phase=phase,
@@ -292,19 +320,28 @@ def _sent(round: int, phase: str, kind: str, sent: Streams) -> Iterator[Entry]:
         clients=receivers,
         streams=streams,
         unicasts=unicasts,
-        bytes_multicast=streams * size,
-        bytes_unicast=unicasts * size,
+        bytes_multicast=multicast,
+        bytes_unicast=unicast,
     )
 
 
-def _received(round: int, phase: str, kind: str, value: Any, reporters: int) -> Entry:
+def _received(
+    round: int,
+    phase: str,
+    kind: str,
+    value: Any,
+    reporting: NDArray[np.bool_],
+    own: OwnNumbers | None,
+) -> Entry:
     """The cost of one kind of answer.
 
     Args:
         round, phase, kind: see `Entry`.
         value: the answers of all clients [c, ...]; only its shape and type are used.
-        reporters: the number of clients that send it.
+        reporting: [c] which clients send it.
+        own: as in `Ledger.record`.
     """
+    reporters = int(np.count_nonzero(reporting))
     # One number for each client is a scalar.
     if len(value.shape) == 1:
         return Entry(round, phase, "up", kind, reporters, scalars=reporters)
@@ -312,6 +349,9 @@ def _received(round: int, phase: str, kind: str, value: Any, reporters: int) -> 
     # count as one vector.
     vectors = prod(value.shape[1:-1]) if kind in MODEL_KINDS else 1
     size = reporters * _bytes_of_row(value)
+    if own is not None and _is_model(kind, value, own):
+        item = _bytes_of_row(value) // own.size
+        size = item * int(own.of_client[reporting].sum())
     return Entry(
         round=round,
         phase=phase,
@@ -322,6 +362,11 @@ def _received(round: int, phase: str, kind: str, value: Any, reporters: int) -> 
         bytes_multicast=size,
         bytes_unicast=size,
     )
+
+
+def _is_model(kind: str, values: Any, own: OwnNumbers) -> bool:
+    """Whether messages are vectors of the numbers of all networks."""
+    return kind in MODEL_KINDS and values.shape[-1] == own.size
 
 
 def _bytes_of_row(values: Any) -> int:

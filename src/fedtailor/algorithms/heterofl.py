@@ -1,6 +1,6 @@
 """HeteroFL: clients train narrower or wider versions of one network."""
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -9,8 +9,9 @@ from jaxtyping import Array, Float, Int
 from numpy.typing import NDArray
 
 from fedtailor.aggregation import mix, reporter_weights
-from fedtailor.algorithms.helpers.own_steps import head_of
+from fedtailor.algorithms.helpers.own_steps import head_of, loop_over_batches
 from fedtailor.algorithms.helpers.shared_part import model_parts_of
+from fedtailor.models.dense_head import outputs_of_numbers
 from fedtailor.models.nested import nested_networks
 from fedtailor.protocol import (
     SGD,
@@ -32,8 +33,12 @@ from fedtailor.protocol import (
     StepGradient,
     Streams,
     hyperparameters,
+    require,
     server_state,
 )
+
+CLASSES, CLASS_OF = "classes", "class_of"
+"""Kinds of message: which classes a client has, and `HeteroFLState.class_of`."""
 
 
 @server_state
@@ -54,6 +59,10 @@ class HeteroFLState(ServerState):
     """The network of each of them."""
     default: int
     """The network of all others."""
+    class_of: Int[np.ndarray, "masked d"]
+    """For each network, the class whose score each number of its head makes; -1 for all
+    other numbers. Without `mask` there is no row.
+    """
 
 
 @hyperparameters
@@ -74,11 +83,13 @@ class HeteroFL(Algorithm):
     factor is 1, at all clients.) A number that a single client has is that client's, so
     that secure aggregation does not apply.
 
-    The paper's clients also leave the classes that they do not have out of the loss and of
-    the average, normalise by the statistics of batches (networks with normalisation
-    layers are refused here), clip gradients at norm 1, and may have another rate in each
-    round. Messages have the size of all networks together, though a client needs its own
-    network only.
+    With `mask`, as in the paper, the scores of classes that a client does not have are 0, in
+    its training and its predictions, and its weights of these scores are left out of the
+    average. Clients then send which classes they have. The paper's clients also normalise by
+    the statistics of batches (networks with normalisation layers are refused here), clip
+    gradients at norm 1 (`clip`), and may have another rate in each round. A message is
+    charged as the numbers of the client's own network, though a simulation hands it those of
+    all.
     """
 
     # How `fedtailor algorithms` describes this method; `About` explains the fields.
@@ -89,7 +100,7 @@ class HeteroFL(Algorithm):
             " Learning for Heterogeneous Clients"
         ),
         down="1 model, in all widths",
-        up="1 model",
+        up="1 model; with mask, which classes there are",
         client_keeps="nothing",
         unseen_clients_get="the global model in their width",
         in_common="nested widths",
@@ -101,16 +112,50 @@ class HeteroFL(Algorithm):
     """
     scale: bool = True
     """Whether layers are followed by the factor 1 / r_i."""
+    clip: float | None = None
+    """Norm to which the gradient of each batch is clipped (released code: 1); None = it
+    is not.
+    """
+    even_steps: bool = False
+    """Whether the steps of layers with the factor 1 / r_i are multiplied by r_i^2. A step
+    then changes what such a layer computes as much as it would without the factor. (Of
+    the paper's networks it does: what comes out of batch normalisation does not depend on
+    the factor.)
+    """
+    mask: bool = False
+    """Whether classes that a client does not have are left out (released code: yes)."""
     weights: Literal["samples", "uniform"] = "uniform"
     """Weights of the average over reporters: equal (the paper), or by training samples
     n_i.
     """
 
+    def __post_init__(self) -> None:
+        require(
+            self.clip is None or self.clip > 0,
+            f"clip is {self.clip}; it must be above 0",
+        )
+        require(
+            self.clip is None or self.sgd.dp_noise is None,
+            "private steps clip each example's gradient (dp_norm); leave out clip",
+        )
+        require(
+            not self.mask or self.sgd.dp_noise is None,
+            "with mask clients send which classes they have, which private steps do not"
+            " cover; leave out mask",
+        )
+
     # on the server
     # ----------------------------------------------------------------------------------
 
     def check(self, population: Population) -> None:
-        nested_networks(model_parts_of(population, self.about.name), self.about.name)
+        model = model_parts_of(population, self.about.name)
+        nested_networks(model, self.about.name)
+        if self.mask:
+            require(
+                model.classification,
+                "mask is of classes, and this model has none; leave out mask",
+            )
+            outputs_of_numbers(model, self.about.name)
 
     def init_server(self, init: Init, population: Population) -> HeteroFLState:
         model = model_parts_of(population, self.about.name)
@@ -124,6 +169,9 @@ class HeteroFL(Algorithm):
             networks.ids,
             networks.network_of,
             networks.default,
+            outputs_of_numbers(model, self.about.name)
+            if self.mask
+            else np.zeros((0, len(theta)), np.int32),
         )
 
     def broadcast(self, server: HeteroFLState, cohort: Cohort) -> Downlink:
@@ -131,6 +179,13 @@ class HeteroFL(Algorithm):
         if self.scale and len(server.own) > 1:
             rates = jnp.asarray(server.rates[:, None], server.model.dtype)
             streams["rate"] = Streams.by_index(rates, _networks(server, cohort))
+        if self.mask:
+            # A client knows where the head of its own network is.
+            streams[CLASS_OF] = Streams.by_index(
+                jnp.asarray(server.class_of),
+                _networks(server, cohort),
+                already_held=True,
+            )
         return Downlink(streams)
 
     def server(
@@ -143,7 +198,7 @@ class HeteroFL(Algorithm):
         if not cohort.reporting.any():
             return server
         weights = reporter_weights(cohort, self.weights)
-        if len(server.own) == 1:
+        if len(server.own) == 1 and not self.mask:
             return server.replace(
                 model=mix(server.model, answers["model"], weights[None])
             )
@@ -151,12 +206,19 @@ class HeteroFL(Algorithm):
         weights = weights[cohort.reporting]
         networks = _networks(server, cohort)[cohort.reporting]
         total, weight = np.zeros(sent.shape[1]), np.zeros(sent.shape[1])
+        # [reporters, d] the weight of each number.
+        each = np.repeat(weights[:, None], sent.shape[1], axis=1)
+        if self.mask:
+            each = each * _held(
+                server.class_of[networks], answers.reporters(CLASSES), np
+            )
         for index, (own, nested) in enumerate(
             zip(server.own, server.nested, strict=True)
         ):
             is_its = networks == index
-            total[nested] += weights[is_its] @ sent[np.ix_(is_its, own)]
-            weight[nested] += weights[is_its].sum()
+            rows = np.ix_(is_its, own)
+            total[nested] += (each[rows] * sent[rows]).sum(axis=0)
+            weight[nested] += each[rows].sum(axis=0)
         theta = np.array(server.model[0])
         is_held = weight > 0
         theta[is_held] = total[is_held] / weight[is_held]
@@ -169,20 +231,72 @@ class HeteroFL(Algorithm):
         self, state: ClientState, inbox: Inbox, local: LocalTrainer
     ) -> tuple[ClientState, ClientUpdate]:
         gradient = None  # None: `local.sgd` uses the gradient of the usual loss
-        if "rate" in inbox.values:
-            gradient = _gradient(1 / inbox.only("rate")[0], local)
-        return state, {
-            "model": local.sgd(inbox.only("model"), self.sgd, gradient=gradient)
-        }
+        is_scaled = "rate" in inbox.values
+        update, held = {}, None
+        if self.mask:
+            update[CLASSES] = _classes(inbox.only("model"), self.sgd.batch_size, local)
+            held = _held(inbox.only(CLASS_OF), update[CLASSES], jnp)
+        if is_scaled or self.clip is not None or self.mask:
+            factor = 1 / inbox.only("rate")[0] if is_scaled else None
+            gradient = self._gradient(factor, held, local)
+        model = local.sgd(inbox.only("model"), self.sgd, gradient=gradient)
+        return state, {"model": model, **update}
 
     def personal(
         self, state: ClientState, inbox: Inbox, local: LocalTrainer
     ) -> Predictor:
         theta = inbox.only("model")
+        if self.mask:
+            classes = _classes(theta, self.sgd.batch_size, local)
+            theta = theta * _held(inbox.only(CLASS_OF), classes, jnp)
         if "rate" not in inbox.values:
             return theta
         params = _scaled(local.params(theta), 1 / inbox.only("rate")[0], local)
         return local.vector(params)
+
+    def _gradient(
+        self,
+        factor: Float[Array, ""] | None,
+        held: Float[Array, " d"] | None,
+        local: LocalTrainer,
+    ) -> StepGradient:
+        """The gradient of the loss of a network with the factor of `_scaled` and without
+        the scores of some classes, clipped.
+
+        Args:
+            factor: of all layers but the head; None = 1.
+            held: 0 for the numbers that make scores of classes that the client does not
+                have, else 1; None = it has all classes.
+            local: the client.
+        """
+
+        def gradient(params: Params, batch: Batch, step: Int[Array, ""]) -> Params:
+            has = None if held is None else local.params(held)
+
+            def masked(params: Params) -> Params:
+                # Scores whose weights are 0 are 0.
+                if has is None:
+                    return params
+                return jax.tree.map(lambda w, it: it.astype(w.dtype) * w, params, has)
+
+            if factor is None:
+                found = masked(local.batch_gradient(masked(params), batch))
+            else:
+                scaled = _scaled(masked(params), factor, local)
+                back = 1 / factor if self.even_steps else factor
+                found = masked(
+                    _scaled(local.batch_gradient(scaled, batch), back, local)
+                )
+            if self.clip is None:
+                return found
+            leaves = jax.tree.leaves(found)
+            norm = jnp.sqrt(sum(jnp.square(leaf).sum() for leaf in leaves))
+            share = jnp.minimum(
+                1, self.clip / jnp.maximum(norm, jnp.finfo(norm.dtype).tiny)
+            )
+            return jax.tree.map(lambda leaf: (share * leaf).astype(leaf.dtype), found)
+
+        return gradient
 
 
 def _networks(server: HeteroFLState, cohort: Cohort) -> NDArray[np.int64]:
@@ -214,11 +328,32 @@ def _scaled(params: Params, factor: Float[Array, ""], local: LocalTrainer) -> Pa
     )
 
 
-def _gradient(factor: Float[Array, ""], local: LocalTrainer) -> StepGradient:
-    """The gradient of the loss of a network with the factor of `_scaled`."""
+def _classes(
+    theta: Float[Array, " d"], batch_size: int, local: LocalTrainer
+) -> Float[Array, " classes"]:
+    """1 for each class of which the client has training samples, else 0."""
+    example = local.draw("classes", 0, 1)
+    scores = jax.eval_shape(local.logits, local.params(theta), example.x)
+    numbers = jnp.arange(scores.shape[-1])
 
-    def gradient(params: Params, batch: Batch, step: Int[Array, ""]) -> Params:
-        found = local.batch_gradient(_scaled(params, factor, local), batch)
-        return _scaled(found, factor, local)
+    def add(seen: Array, batch: Batch, step: Int[Array, ""]) -> Array:
+        is_class = (batch.y[:, None] == numbers) * batch.weight[:, None]
+        return jnp.maximum(seen, is_class.max(axis=0).astype(seen.dtype))
 
-    return gradient
+    start = jnp.zeros(scores.shape[-1], theta.dtype)
+    return loop_over_batches(local, start, add, SGD(batch_size=batch_size))
+
+
+def _held(class_of: Any, classes: Any, numpy: Any) -> Any:
+    """Which numbers a client has of its network's head, and all others.
+
+    Args:
+        class_of: [..., d] the class of each number; -1 for those outside of the head.
+        classes: [..., classes] 1 for those of the client, else 0.
+        numpy: NumPy, or JAX's.
+
+    Returns:
+        [..., d] 0 for the numbers that make scores of other classes, else 1.
+    """
+    of_class = numpy.take_along_axis(classes, numpy.maximum(class_of, 0), axis=-1)
+    return numpy.where(class_of >= 0, of_class, 1).astype(classes.dtype)

@@ -47,6 +47,37 @@ def dense_head_of(model: ModelParts, method: str) -> DenseHead:
     return head
 
 
+def outputs_of_numbers(model: ModelParts, method: str) -> NDArray[np.int32]:
+    """Which output each number of a head makes.
+
+    Args:
+        model: a `Model`.
+        method: as for `dense_head_of`.
+
+    Returns:
+        [networks, d] the index of the output, for the numbers of each network's head; -1
+        for all others.
+
+    Raises:
+        ValueError: a head is no dense layer.
+    """
+    assert isinstance(model, Model)
+    found = np.full((len(model.members), model.size), -1, np.int32)
+    for row, member in zip(found, model.members, strict=True):
+        head = _dense_head(member)
+        require(
+            head is not None,
+            f"{method} needs networks whose last layer is one dense layer, z W + b, and"
+            " this one's is another; choose another network",
+        )
+        assert head is not None
+        part = member.part("head" if "head" in member.parts else "everything")
+        outputs = np.arange(member.outputs)
+        row[part.indices[head.weight]] = outputs
+        row[part.indices[head.bias]] = outputs[: len(head.bias)]
+    return found
+
+
 def require_equal_heads(model: ModelParts, method: str) -> None:
     """Require that the networks of clients keep the numbers of their heads in one order,
     so that one head fits all.

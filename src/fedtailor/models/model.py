@@ -90,6 +90,22 @@ class Model:
         """Number of parameters, d."""
         return layout_of(self).ends[-1]
 
+    @property
+    def own_size(self) -> int:
+        """Number of parameters of this model's own network, of one of several
+        (`models.by_client`); d if there is one network.
+        """
+        index = self.network_index
+        if index is None:
+            return self.size
+        layout = layout_of(self)
+        starts = (0, *layout.ends)
+        return sum(
+            end - start
+            for path, start, end in zip(layout.paths, starts, layout.ends, strict=False)
+            if path.startswith(f"{index}.")
+        )
+
     def init(self, key: Array) -> Float[Array, " d"]:
         """Draw random initial parameters theta [d], which are the same in both precisions
         up to rounding.

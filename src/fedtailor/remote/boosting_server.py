@@ -108,10 +108,7 @@ def boost_clients(
         " clients the new file",
     )
     assert job.boosting is not None
-    require(
-        not directory.exists(),
-        f"{directory} is there already; move it away to boost anew",
-    )
+    check_place(directory, resume=resume)
     require(
         len(rows) >= MIN_CLIENTS,
         f"boosting adds over {MIN_CLIENTS} clients or more, and {len(rows)} are ready",
@@ -121,11 +118,6 @@ def boost_clients(
     origin = {"job": job.identity, "clients": sorted(rows)}
     under_way = directory.parent / UNDER_WAY
     progress = _progress(under_way, origin) if resume else None
-    require(
-        resume or not under_way.exists(),
-        f"{under_way} holds the rounds of a boosting that ended early; --resume goes on"
-        " with it, or delete it to begin anew",
-    )
     template = template_of(job, statistics)
     inputs = int(np.prod(template.input_shape, dtype=int))
     with private_folder(directory.parent, FOLDER) as folder:
@@ -174,15 +166,35 @@ def boost_clients(
     return model
 
 
+def check_place(directory: Path, *, resume: bool) -> None:
+    """Check that trees can be boosted into a directory, before clients are waited for.
+
+    Raises:
+        ValueError: it is there, or rounds are there to go on from and `resume` does not
+            say so, or the other way round.
+    """
+    require(
+        not directory.exists(),
+        f"{directory} is there already; move it away to boost anew",
+    )
+    under_way = directory.parent / UNDER_WAY
+    require(
+        resume or not under_way.exists(),
+        f"{under_way} holds the rounds of a boosting that ended early; --resume goes on"
+        " with it, or delete it to begin anew",
+    )
+    require(
+        under_way.is_file() or not resume,
+        f"there is no boosting in {directory.parent} to resume; leave out --resume",
+    )
+
+
 def _progress(path: Path, origin: Mapping[str, Any]) -> BoostingProgress:
     """The rounds so far of a boosting of the same job and clients.
 
     Raises:
         ValueError: there are none, or they are of others.
     """
-    require(
-        path.is_file(), f"there is no boosting in {path.parent} to resume; begin anew"
-    )
     progress, of = load_progress(path)
     require(
         of.get("job") == origin["job"],

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from fedtailor._tensors import is_float
 from fedtailor.accounting import Ledger, LedgerPhase
+from fedtailor.accounting.ledger import OwnNumbers
 from fedtailor.aggregation.secure_sums import hidden_update
 from fedtailor.aggregation.sum_shares import SumHistory
 from fedtailor.federation.checks import check_seed
@@ -546,7 +547,7 @@ class Rounds(Generic[ExecutorT]):
             downlink: what the clients received.
             answers: what they sent, and which of them answered.
         """
-        self._record_costs(self.ledger, "round", downlink, answers)
+        self._record_costs(self.ledger, "round", cohort, downlink, answers)
         self.round += 1
         if self.privacy is not None:
             # A client that was asked spends privacy even if it did not answer.
@@ -657,7 +658,7 @@ class Rounds(Generic[ExecutorT]):
         answers.require_finite()
         answered = replace(cohort, reporting=answers.reporting)
         self.server = self.algorithm.aggregate_probe(self.server, answers, answered)
-        self._record_costs(self.ledger, "probe", exchange.downlink, answers)
+        self._record_costs(self.ledger, "probe", cohort, exchange.downlink, answers)
 
     # helpers
     # ----------------------------------------------------------------------------------
@@ -705,6 +706,7 @@ class Rounds(Generic[ExecutorT]):
         self,
         ledger: Ledger,
         purpose: LedgerPhase,
+        cohort: Cohort,
         downlink: Downlink,
         answers: Answers,
     ) -> None:
@@ -714,6 +716,7 @@ class Rounds(Generic[ExecutorT]):
         Args:
             ledger: where to record it.
             purpose: what the exchange was for.
+            cohort: the clients.
             downlink: what the clients received, after all pipelines.
             answers: what they sent.
         """
@@ -727,7 +730,20 @@ class Rounds(Generic[ExecutorT]):
             gradients=gradients,
             forwards=forwards,
             extra_bytes=answers.extra_bytes(),
+            own=self._own_numbers(cohort),
         )
+
+    def _own_numbers(self, cohort: Cohort) -> OwnNumbers | None:
+        """How many numbers the network of each client of a cohort has; None if all have
+        one network.
+        """
+        members = self.model.members
+        if len(members) == 1:
+            return None
+        sizes = np.array([member.own_size for member in members], np.int64)
+        names = [cohort.clients.names[row] for row in cohort.rows]
+        indices = [self.model.member_of(name) for name in names]
+        return OwnNumbers(self.model.size, sizes[indices])
 
 
 def _require_finite_update(update: Update, cohort: Cohort) -> None:

@@ -192,7 +192,7 @@ class Training(Rounds[ExecutorT]):
             return
         is_population = cohort.clients is self.executor.seen
         purpose = "delivery" if is_population else "unseen"
-        self._record_costs(ledger, purpose, downlink, answers)
+        self._record_costs(ledger, purpose, cohort, downlink, answers)
 
     def deliver(self, ledger: Ledger) -> Exchanges[None]:
         """Send all clients their final models, and record in `ledger` what it costs.

@@ -41,7 +41,7 @@ class Boost:
 def boost(options: Boost) -> int:
     """Boosts trees over the clients."""
     from fedtailor.cli.progress import explain_interrupt
-    from fedtailor.remote.boosting_server import FOLDER, boost_clients
+    from fedtailor.remote.boosting_server import FOLDER, boost_clients, check_place
     from fedtailor.remote.job import read_job
     from fedtailor.remote.kit import COORDINATOR, JOB
     from fedtailor.remote.service import connected
@@ -55,10 +55,7 @@ def boost(options: Boost) -> int:
         f"{options.dir / JOB} has no table [boosting]; add it, and give all clients the"
         " new file",
     )
-    require(
-        not directory.exists(),
-        f"{directory} is there already; move it away to boost anew",
-    )
+    check_place(directory, resume=options.resume)
     advice = (
         "rounds of trees that were complete are kept: go on with fedtailor federation"
         f" boost {options.dir} --resume"

@@ -27,7 +27,7 @@ def set_aside(federation: Federation, share: float, *, seed: int = 0) -> Federat
     Example:
         >>> from fedtailor.federation import set_aside
         >>> shared = set_aside(federation, 0.1)
-        >>> taken = federation.train.sizes.sum() - shared.train.sizes.sum()
+        >>> taken = int(federation.train.sizes.sum() - shared.train.sizes.sum())
         >>> len(shared.public) == taken
         True
     """

@@ -195,12 +195,19 @@ def orderings() -> Iterator[Ordering]:
         ValueError: results/ lack a number, or the paper's own numbers are in another
             order than the claim.
     """
+    for _, _, ordering in orderings_of_experiments():
+        yield ordering
+
+
+def orderings_of_experiments() -> Iterator[tuple[str, str, Ordering]]:
+    """As `orderings`, with the experiment of what is above and that of what is below."""
     for claim in read_claims()["claim"]:
-        if not all(folder.exists() for folder in _experiments(claim)):
+        above, below = _experiments(claim)
+        if not above.exists() or not below.exists():
             continue
         for column in claim["columns"]:
-            for below in claim["below"]:
-                yield _ordering(claim, column, below)
+            for name in claim["below"]:
+                yield above.name, below.name, _ordering(claim, column, name)
 
 
 def unjudged(paper: str) -> list[dict[str, str]]:

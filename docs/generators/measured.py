@@ -83,7 +83,7 @@ def methods_of(experiment: str) -> dict[str, str]:
 
 def base_name(experiment: str) -> str:
     """The name of the file in experiments/."""
-    return experiment.removesuffix("-quick").removesuffix("-again")
+    return experiment.removesuffix("-quick")
 
 
 def method_of(experiment: str, label: str) -> str | None:
@@ -99,31 +99,18 @@ def method_of(experiment: str, label: str) -> str | None:
 def claims(method: str) -> list[tuple[Any, bool]]:
     """Published orderings that a method is part of, and whether it is the better one."""
     found = []
-    for claim, ordering in _claims_with_orderings():
-        if method_of(claim, ordering.above) == method:
+    for above, below, ordering in _orderings():
+        if method_of(above, ordering.above) == method:
             found.append((ordering, True))
-        elif method_of(claim, ordering.below.removesuffix(" (mean)")) == method:
+        elif method_of(below, ordering.below.removesuffix(" (mean)")) == method:
             found.append((ordering, False))
     return found
 
 
 @cache
-def _claims_with_orderings() -> list[tuple[str, Any]]:
-    """The experiment and the ordering of each published claim that was measured."""
-    module = orderings()
-    pairs = []
-    for claim in module.read_claims()["claim"]:
-        experiment = module._experiment(claim)
-        if experiment is not None:
-            pairs += [
-                (
-                    experiment.name,
-                    module._ordering(claim, experiment, column, below),
-                )
-                for column in claim["columns"]
-                for below in claim["below"]
-            ]
-    return pairs
+def _orderings() -> list[tuple[str, str, Any]]:
+    """The published orderings that were measured, with the two experiments of each."""
+    return list(orderings().orderings_of_experiments())
 
 
 @cache
@@ -132,7 +119,7 @@ def figures() -> list[Figure]:
     found = [
         figure
         for folder in sorted(RESULTS.iterdir())
-        if (folder / "tables.csv").exists() and "-again" not in folder.name
+        if (folder / "tables.csv").exists()
         for figure in _figures(folder)
     ]
     return sorted(found, key=lambda figure: figure.quick)

@@ -106,8 +106,8 @@ class Verdict:
         """
         chosen, title = list(self.clients), ""
         note = (
-            "Rows: test rows of one split. Ranges: 95 % intervals, each for itself. Gains:"
-            " + is better, unclear if the range contains 0."
+            "Tested: rows of one split. Ranges: 95 % intervals, each for itself. Gains: + is"
+            " better, unclear if the range contains 0."
         )
         if most is not None and len(chosen) > most:
             sign = 1 if self.unit.higher_is_better else -1
@@ -169,7 +169,7 @@ class Verdict:
         elif math.isfinite(client.value):
             expected = "one row"
         return [
-            f"{client.test_rows:,} rows",
+            f"{client.test_rows:,} tested",
             client.method,
             expected,
             self._interval_text(client.gain),

@@ -203,20 +203,23 @@ def baseline_ahead(tests: Tests, baselines: Mapping[str, TrainedBaseline]) -> li
     if not gain.estimate > tests.error(label, best):
         return []
     name, title = baselines[label].about.name, baselines[label].title
-    advice = []
-    if all(CHOSEN in run.summary for run in baselines[label].runs):
+    can_be_used = all(CHOSEN in run.summary for run in baselines[label].runs)
+    what, advice = "a yardstick, of which no model is made", []
+    if can_be_used:
+        what = "needs no pooled rows"
         advice = [f"Its models: fedtailor finalize RESULTS --method {name}."]
     everywhere = all(
         tests.gain(label, method).verdict == "helps" for method in tests.methods
     )
-    seeds = len(tests.values[label])
-    shown = everywhere and seeds >= MIN_SEEDS
-    text = (
-        f"{'Better than' if shown else 'Ahead of'} every federated method:"
-        f" {title}, which needs no pooled rows, {tests.text(label)} against"
-        f" {tests.text(best)} of {best}, {tests.gain_text(gain)}"
-    )
-    return [f"{text}." if shown else f"{text}: not shown to be better.", *advice]
+    is_shown = everywhere and len(tests.values[label]) >= MIN_SEEDS
+    how = "Better than every federated method"
+    if not is_shown:
+        how = "Ahead of every federated method, though not shown to be better"
+    return [
+        f"{how}: {title} ({what}), {tests.text(label)} against {tests.text(best)} of"
+        f" {best}, {tests.gain_text(gain)}.",
+        *advice,
+    ]
 
 
 def hurt_sentences(hurt: Hurt | None) -> list[str]:

@@ -121,7 +121,7 @@ def verdict_sections(
         lines: maximum number of rows of the table.
     """
     table = replace(
-        verdict.table(), title="What each client should use, and what it may expect"
+        verdict.table(), title="What each client should use and expect (95 % intervals)"
     )
     return [
         Section(

@@ -47,7 +47,7 @@ def subspaces(features=12, unseen=None, sizes=(20, 26, 32, 38)):
             x[rows] = np.einsum("np,npf->nf", strength, of) + 0.4 * rng.normal(
                 size=(len(rows), features)
             )
-    return replace(base, x=x, y=y)
+    return replace(base, x=x, y=y, public=None)
 
 
 def softmax(features=12):

@@ -71,12 +71,13 @@ def save(federation: Federation, path: AnyPath) -> Path:
         fields["loss"] = plain_loss(federation.loss)
         loss_of(fields["loss"])  # refuses a loss that could not be read again
     header = json.dumps(fields)
+    # For processes that read some clients only, and cannot compute it.
+    of_federation = federation.digest
     metadata = {
         "format": _FORMAT,
         "federation": header,
-        "digest": arrays_digest(header, arrays),
-        # That of the federation, for processes that read some clients only.
-        "federation_digest": federation.digest,
+        "digest": arrays_digest(header + of_federation, arrays),
+        "federation_digest": of_federation,
     }
     try:
         target = Path(path).expanduser()
@@ -129,7 +130,9 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a mapping)
     header = metadata["federation"]
     has_digest = metadata["format"] == _FORMAT
-    if has_digest and arrays_digest(header, arrays) != metadata["digest"]:
+    # Files of earlier versions have no digest of the federation.
+    text = header + metadata.get("federation_digest", "")
+    if has_digest and arrays_digest(text, arrays) != metadata["digest"]:
         raise ValueError(
             f"{path} is damaged (its digest is wrong); save the federation again"
         )

@@ -139,7 +139,10 @@ def test_a_resnet_keeps_its_statistics_is_evaluated_with_them_and_resumes_to_the
     images = (
         np.random.default_rng(0).normal(size=(len(plain.y), 8, 8, 3)).astype(np.float32)
     )
-    federation, model = replace(plain, x=images), models.resnet(8).bind((8, 8, 3), 3)
+    federation, model = (
+        replace(plain, x=images, public=None),
+        models.resnet(8).bind((8, 8, 3), 3),
+    )
 
     def trained(directory, rounds, resume=False):
         algorithm = FedBN(sgd=SGD(lr=0.1, steps=1, batch_size=8))

@@ -28,7 +28,7 @@ from fedtailor.report.judging import verdict_of
 from fedtailor.report.left_out import left_out_methods, tests_when_left_out
 from fedtailor.report.stored import StoredRun, mean_sizes
 from fedtailor.report.tables import Cell, Number, ReportTable
-from fedtailor.report.tested import rows_of, values_of
+from fedtailor.report.tested import mean_of_runs, rows_of, values_of
 from fedtailor.report.units import Unit, unit_of
 from fedtailor.report.verdict import Verdict
 from fedtailor.storage.digests import finite
@@ -495,12 +495,8 @@ def _no_learning_warnings(
         return []
     unit = next(iter(runs.values()))[0].unit
     sign = 1 if unit.higher_is_better else -1
-
-    def mean(stored: Sequence[StoredRun]) -> float:
-        return sum(run.spread()["mean"] for run in stored) / len(stored)
-
-    baseline = mean(baselines)
-    best = max(sign * mean(seeds) for seeds in runs.values())
+    baseline = mean_of_runs(baselines)
+    best = max(sign * mean_of_runs(seeds) for seeds in runs.values())
     # What is shown as equal is not better.
     if unit.text([sign * best]) != unit.text([baseline]) and best > sign * baseline:
         return []

@@ -1,7 +1,7 @@
 """Values on test data of methods and baselines, over seeds and clients."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import polars as pl
@@ -12,7 +12,7 @@ from fedtailor.decision import (
 from fedtailor.decision.intervals import Interval, two_way_variance
 from fedtailor.decision.winner import dense_values
 from fedtailor.report.experiment import TrainedBaseline
-from fedtailor.report.stored import RunsByMethod
+from fedtailor.report.stored import RunsByMethod, StoredRun
 from fedtailor.report.units import Unit
 
 
@@ -45,6 +45,11 @@ def rows_of(runs: RunsByMethod) -> pl.DataFrame | None:
             )
     # Runs of other versions may have more columns.
     return pl.concat(frames, how="diagonal") if frames else None
+
+
+def mean_of_runs(runs: Sequence[StoredRun]) -> float:
+    """The mean over seeds of the means over clients."""
+    return sum(run.spread()["mean"] for run in runs) / len(runs)
 
 
 def baseline_label(baseline: TrainedBaseline) -> str:

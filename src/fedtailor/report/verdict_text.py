@@ -13,7 +13,7 @@ from fedtailor.decision.intervals import MIN_SEEDS
 from fedtailor.decision.warnings import MAX_NAMES
 from fedtailor.report.experiment import StoredExperiment, TrainedBaseline
 from fedtailor.report.stored import RunsByMethod, StoredRun
-from fedtailor.report.tested import Tests
+from fedtailor.report.tested import Tests, mean_of_runs
 from fedtailor.report.units import unit_of
 from fedtailor.report.verdict import ALPHA, ClientVerdict
 from fedtailor.report.words import sentence_of
@@ -72,8 +72,7 @@ def _judged_by(experiment: StoredExperiment, scenario: str, metric: str) -> str:
     elif unit.scale == 100 and unit.higher_is_better:
         answer = "most frequent class"
     if answer and runs and runs[0].metric == metric:
-        mean = sum(run.spread()["mean"] for run in runs) / len(runs)
-        value = f"{unit.scale * mean:.{unit.digits}f}"
+        value = f"{unit.scale * mean_of_runs(runs):.{unit.digits}f}"
         words.append(f"{value} for always answering the {answer}")
     return f"{name} ({'; '.join(words)})"
 

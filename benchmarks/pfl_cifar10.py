@@ -150,7 +150,7 @@ def work(kind: str, data: Path, checkout: str, threads: int) -> None:
     several, first = False, True
     if kind == "pfl":
         import torch
-        from pfl.aggregate import simulate  # noqa: F401 (it joins the other processes)
+        from pfl.model import pytorch  # noqa: F401 (it joins the other processes)
 
         several = torch.distributed.is_initialized()
         first = not several or torch.distributed.get_rank() == 0

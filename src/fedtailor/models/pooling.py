@@ -27,15 +27,48 @@ from fedtailor.models.no_fuse import no_fuse
 PoolKind = Literal["average", "max"]
 
 
-@no_fuse
+@jax.custom_vjp
 def windows(y: Float[Array, "o h w b"]) -> Float[Array, "4 o n"]:
     """The four pixels of each of the n = h/2 w/2 b pooling windows of 2x2 pixels, row by
     row. An odd last row or column is dropped.
     """
+    return _four_pixels(y)
+
+
+def _windows_fwd(y: Array) -> tuple[Array, Array]:
+    """The windows, and the input, of which only the shape is used."""
+    return _four_pixels(y), y
+
+
+def _windows_bwd(y: Array, g: Array) -> tuple[Array]:
+    return (_from_four_pixels(g, y.shape),)
+
+
+@no_fuse
+def _four_pixels(y: Array) -> Array:
+    """As `windows`. One slice for each pixel is several times as fast as a transposition
+    of all, whose innermost axis is only as long as the batch.
+    """
     o, h, w, b = y.shape
     even = y[:, : h // 2 * 2, : w // 2 * 2]
-    pairs = even.reshape(o, h // 2, 2, w // 2, 2, b)
-    return pairs.transpose(2, 4, 0, 1, 3, 5).reshape(4, o, -1)
+    pairs = even.reshape(o * (h // 2), 2, w // 2, 2, b)
+    pixels = []
+    for row in (0, 1):
+        for column in (0, 1):
+            pixels.append(pairs[:, row, :, column])
+    return jnp.stack(pixels).reshape(4, o, -1)
+
+
+@partial(no_fuse, static=("shape",))
+def _from_four_pixels(g: Array, shape: tuple[int, int, int, int]) -> Array:
+    """The transpose of `_four_pixels`, with zeros for a row or column that was dropped."""
+    o, h, w, b = shape
+    pairs = g.reshape(2, 2, o, h // 2, w // 2, b).transpose(2, 3, 0, 4, 1, 5)
+    even = pairs.reshape(o, h // 2 * 2, w // 2 * 2, b)
+    return pad_zeros(even, KEEP, (0, h % 2, 0), (0, w % 2, 0), KEEP)
+
+
+windows.defvjp(_windows_fwd, _windows_bwd)
 
 
 @jax.custom_vjp

@@ -1,18 +1,19 @@
 """pfl-research's own benchmark of CIFAR-10, there and here: seconds of a round.
 
+    python benchmarks/pfl_cifar10.py PYTHON CHECKOUT --rounds 150
+    taskset -c 0 python benchmarks/pfl_cifar10.py --parts    of what a step's time is made
+
 1,000 clients with 50 images each (IID), of which 50 are drawn in a round, batches of 10,
 one pass at a rate of 0.1, equal weights, and its CNN of 1.6 million parameters with
 dropout; all as in `image_classification/configs/baseline.yaml` of its repository, whose
 network is used.
 
-python benchmarks/pfl_cifar10.py PYTHON CHECKOUT --rounds 150
-
 PYTHON is the interpreter of an environment with pfl and torch, CHECKOUT the repository
-apple/pfl-research. All take turns of a few rounds; evaluation (the server's model on all
-test images, at the end of the turns) is not timed. RECORD=1 writes
-measured/pfl_cifar10.json, from which a page can have its table. pfl-research has one thread
-a process: with two threads a round takes ten times as long where other work has a core, too,
-as the threads wait for each other.
+apple/pfl-research, which has a process with one thread on each of two cores (one process
+alone takes 1.8 times as long). Both take turns of a few rounds; evaluation (the server's
+model on all test images, at the end) is not timed. RECORD=1 writes
+measured/pfl_cifar10.json or measured/pfl_cifar10_parts.json, from which
+docs/speed-frameworks.md has its tables.
 """
 
 import argparse
@@ -22,6 +23,7 @@ import sys
 import tempfile
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 
@@ -230,13 +232,19 @@ def main() -> None:
     parser.add_argument("python", nargs="?")
     parser.add_argument("checkout", nargs="?")
     parser.add_argument("--rounds", type=int, default=150)
+    parser.add_argument("--parts", action="store_true", help="time the parts of a step")
     parser.add_argument("--worker", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
         kind, data, checkout, threads = options.worker
         work(kind, Path(data), checkout, int(threads))
         return
-    compare(options.python, options.checkout, options.rounds)
+    if options.parts:
+        time_parts()
+    elif options.python and options.checkout:
+        compare(options.python, options.checkout, options.rounds)
+    else:
+        parser.error("name PYTHON and CHECKOUT, or --parts")
 
 
 def compare(python: str, checkout: str, rounds: int) -> None:
@@ -258,7 +266,6 @@ def compare(python: str, checkout: str, rounds: int) -> None:
 
         contenders = {
             "fedtailor": process("ours", 1),
-            "pfl-research": process("pfl", 1),
             "pfl-research, 2 processes": process("pfl", 1, *TORCHRUN),
         }
         for name, contender in contenders.items():
@@ -288,7 +295,76 @@ def compare(python: str, checkout: str, rounds: int) -> None:
             "" if name == "fedtailor" else ratio,
             f"{100 * accuracy[name]:.1f}",
         )
-    show(console, table, "pfl_cifar10", "jax")
+    command = f"python benchmarks/pfl_cifar10.py PYTHON CHECKOUT --rounds {rounds}"
+    show(console, table, "pfl_cifar10", "jax", command=command)
+
+
+def time_parts(turns: int = 31) -> None:
+    """Print what a step of a client takes here, and its largest parts by themselves."""
+    import jax
+    import jax.numpy as jnp
+    from jax.nn import log_softmax
+    from measuring import machine, show, take_turns
+    from rich.console import Console
+    from rich.table import Table
+
+    import fedtailor as ft
+    from fedtailor.models.convolution import convolve
+
+    model = ft.models.cnn(dropout=True).bind((32, 32, 3), 10)
+    key, numbers = jax.random.key(0), np.random.default_rng(0)
+
+    def random(*shape: int) -> jax.Array:
+        return jnp.asarray(numbers.normal(size=shape), jnp.float32)
+
+    images, labels = random(BATCH_SIZE, 32, 32, 3), jnp.arange(BATCH_SIZE) % 10
+
+    def step(params: Any) -> Any:
+        def loss(params: Any) -> jax.Array:
+            outputs = log_softmax(model.logits(params, images, key))
+            return -outputs[jnp.arange(BATCH_SIZE), labels].mean()
+
+        gradient = jax.grad(loss)(params)
+        return jax.tree.map(lambda theta, g: theta - LR * g, params, gradient)
+
+    def convolution(x: jax.Array, kernel: jax.Array, g: jax.Array) -> Any:
+        y, derivative = jax.vjp(convolve, x, kernel)
+        return y, derivative(g)
+
+    def dense(w: jax.Array, x: jax.Array, g: jax.Array) -> Any:
+        return x @ w, g @ w.T, w - LR * x.T @ g
+
+    pooled, pixels = 64 * 14 * 14, 28 * 28 * BATCH_SIZE
+    parts = {
+        "a step: gradient and update": (step, model.params(model.init(key))),
+        "second convolution, its two derivatives": (
+            convolution,
+            *(random(32, 30, 30, 10), random(3, 3, 32, 64), random(64, 28, 28, 10)),
+        ),
+        "of which its three products alone": (
+            lambda kernel, columns, g: (kernel.T @ columns, kernel @ g, columns @ g.T),
+            *(random(288, 64), random(288, pixels), random(64, pixels)),
+        ),
+        "first dense layer, its two derivatives, its update": (
+            dense,
+            *(random(pooled, 128), random(BATCH_SIZE, pooled), random(BATCH_SIZE, 128)),
+        ),
+        "random numbers of the first dropout": (
+            lambda key: jax.random.bernoulli(key, 0.75, (64, 14, 14, BATCH_SIZE)),
+            key,
+        ),
+    }
+    calls = {}
+    for name, (function, *arguments) in parts.items():
+        compiled = jax.jit(function)
+        calls[name] = lambda f=compiled, a=arguments: jax.block_until_ready(f(*a))
+    console = Console(width=120, highlight=False)
+    console.print(machine("jax"))
+    table = Table("part", "ms")
+    for name, times in take_turns(calls, turns).items():
+        table.add_row(name, str(times))
+    command = "taskset -c 0 python benchmarks/pfl_cifar10.py --parts"
+    show(console, table, "pfl_cifar10_parts", "jax", command=command)
 
 
 if __name__ == "__main__":

@@ -212,7 +212,9 @@ def compare(libraries: list[list[str]], turns: int, rounds: int) -> None:
             times = theirs.minimum / ours.minimum, theirs.median / ours.median
             cells.append(f"{theirs} ms; {times[0]:.1f} / {times[1]:.1f} times")
         table.add_row(method, *cells)
-    show(console, table, "peers", "jax")
+    names_only = " ".join(f"--library {name} PYTHON CHECKOUT" for name, *_ in libraries)
+    command = f"python benchmarks/peers/speed.py {names_only} --turns {turns} --rounds {rounds}"
+    show(console, table, "peers", "jax", command=command)
 
 
 if __name__ == "__main__":

@@ -45,13 +45,6 @@ class Hurt:
     shown: int
     mean_gain: float
 
-    def sentence(self) -> str:
-        """In one sentence."""
-        return (
-            f"{self.method} is worse than {self.base} for {self.worse} of"
-            f" {self.clients} clients (shown for {self.shown})"
-        )
-
 
 def hurt_clients(gains: pl.DataFrame, method: str, base: str) -> Hurt:
     """Count the clients that a method hurts (Wu et al. 2022, Motley).

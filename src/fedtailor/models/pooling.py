@@ -41,7 +41,8 @@ def _windows_fwd(y: Array) -> tuple[Array, Array]:
 
 
 def _windows_bwd(y: Array, g: Array) -> tuple[Array]:
-    return (_from_four_pixels(g, y.shape),)
+    o, h, w, b = y.shape
+    return (_from_four_pixels(g, (o, h, w, b)),)
 
 
 @no_fuse

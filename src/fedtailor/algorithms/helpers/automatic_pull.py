@@ -35,6 +35,7 @@ from numpy.typing import NDArray
 
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.helpers.averaging import AveragedModels
+from fedtailor.algorithms.helpers.decompositions import eigh
 from fedtailor.algorithms.helpers.proximal import require_stable
 from fedtailor.protocol import (
     SGD,
@@ -193,7 +194,7 @@ def moments(theta: Float[Array, " d"], local: LocalTrainer) -> Float[Array, " m"
         start, add, steps, _BATCH, purpose="variance components"
     )
     # The client's own least squares, which may have fewer rows than parameters.
-    values, vectors = jnp.linalg.eigh(gram)
+    values, vectors = eigh(gram)
     smallest = values[-1] * d * jnp.finfo(dtype).eps
     is_used = values > smallest
     along = vectors.T @ cross

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from fedtailor.algorithms.helpers.decompositions import eigh, orthonormalize
 from fedtailor.algorithms.helpers.own_steps import loop_over_batches
 from fedtailor.protocol import SGD, Batch, LocalTrainer
 
@@ -60,17 +61,16 @@ def leading_vectors(
 
     def iterate(_: Any, basis: Array) -> Array:
         # Without orthonormalisation all columns would converge to the first vector.
-        return jnp.linalg.qr(times_gram(basis))[0]
+        return jax.vmap(orthonormalize)(times_gram(basis))
 
     start = jax.random.normal(jax.random.key(0), (features, width), dtype)
-    start = jnp.linalg.qr(start)[0]
-    start = jnp.broadcast_to(start, (classes, features, width))
+    start = jnp.broadcast_to(orthonormalize(start), (classes, features, width))
     basis = local.fori_loop(_ITERATIONS, iterate, start)
     # Rayleigh-Ritz: the singular vectors within the subspace follow from the
     # eigenvectors of V' X' X V. `eigh` sorts them in ascending order; [::-1] puts the
     # largest first.
     projected = jnp.einsum("cfv,cfw->cvw", basis, times_gram(basis))
-    eigenvalues, rotation = jnp.linalg.eigh(projected)
+    eigenvalues, rotation = jax.vmap(eigh)(projected)
     singular_vectors = jnp.einsum("cfv,cvw->cwf", basis, rotation)[:, ::-1]
     eigenvalues = eigenvalues[:, ::-1]
     # A class does not have the directions whose eigenvalues are rounding errors of the

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from fedtailor.algorithms.helpers.decompositions import eigh, orthonormalize
+from fedtailor.models.pytorch.elementwise import _matrix_exp
 
 LIBRARY = {"qr": lambda a: jnp.linalg.qr(a)[0], "eigh": jnp.linalg.eigh}
 OWN = {"qr": orthonormalize, "eigh": eigh}
@@ -19,9 +20,15 @@ OWN = {"qr": orthonormalize, "eigh": eigh}
 def decomposed(jaxpr: Any) -> Iterator[int]:
     """The number of dimensions of what each decomposition in a program decomposes."""
     for equation in jaxpr.eqns:
-        if equation.primitive.name in ("qr", "geqrf", "householder_product", "eigh"):
+        if equation.primitive.name in (
+            "qr",
+            "geqrf",
+            "householder_product",
+            "eigh",
+            "lu",
+        ):
             yield equation.invars[0].aval.ndim
-        for value in equation.params.values():
+        for value in jax.tree.leaves(tuple(equation.params.values())):
             inner = getattr(value, "jaxpr", value)
             if hasattr(inner, "eqns"):
                 yield from decomposed(inner)
@@ -38,6 +45,14 @@ def test_no_batch_of_matrices_is_decomposed(name: str) -> None:
     matrices = jnp.ones((2, 3, 5, 5))
     assert dimensions(LIBRARY[name], matrices) == {4}
     assert dimensions(OWN[name], matrices) == {2}
+
+
+def test_exponentials_of_converted_modules_are_computed_one_by_one() -> None:
+    matrices = jax.random.normal(jax.random.key(0), (2, 3, 4, 4))
+    library = jax.scipy.linalg.expm
+    assert set(decomposed(jax.make_jaxpr(library)(matrices).jaxpr)) == {4}
+    assert set(decomposed(jax.make_jaxpr(_matrix_exp)(matrices).jaxpr)) == {2}
+    np.testing.assert_array_equal(_matrix_exp(matrices), library(matrices))
 
 
 def test_decompositions_are_those_of_the_library() -> None:

@@ -12,6 +12,15 @@ from fedtailor.models.pytorch.layout import FeatureMaps, torch_layout
 from fedtailor.models.pytorch.operations import OPERATIONS, Context, operation
 from fedtailor.protocol import along_axis
 
+
+def _matrix_exp(x: Array) -> Array:
+    """The exponential of one matrix after the other: a batch of them can block all
+    threads, see `fedtailor.algorithms.helpers.decompositions`.
+    """
+    matrices = x.reshape(-1, *x.shape[-2:])
+    return jax.lax.map(jax.scipy.linalg.expm, matrices).reshape(x.shape)
+
+
 _UNARY: dict[str, Callable[[Array], Array]] = {
     # The derivative at 0 is 0, and not 1 as that of `jnp.abs`.
     "abs": lambda x: jnp.abs(x) if jnp.iscomplexobj(x) else x * _sign(x),
@@ -37,14 +46,14 @@ _UNARY: dict[str, Callable[[Array], Array]] = {
     "isinf": jnp.isinf,
     "isnan": jnp.isnan,
     "lift_fresh_copy": lambda x: x,
-    "linalg_matrix_exp": jax.scipy.linalg.expm,
+    "linalg_matrix_exp": _matrix_exp,
     "log": jnp.log,
     "log10": jnp.log10,
     "log1p": jnp.log1p,
     "log2": jnp.log2,
     "log_sigmoid": jax.nn.log_sigmoid,
     "logical_not": jnp.logical_not,
-    "matrix_exp": jax.scipy.linalg.expm,
+    "matrix_exp": _matrix_exp,
     "mish": jax.nn.mish,
     "neg": jnp.negative,
     "real": jnp.real,

@@ -24,9 +24,12 @@ Order = Callable[[int], NDArray[np.int64]]
 class Loop:
     """Some clients of a cell. Samples are rows of one tensor; there is no loader."""
 
-    def __init__(self, cell: Cell, clients: range, lr: float) -> None:
+    def __init__(
+        self, cell: Cell, clients: range, lr: float, device: str = "cpu"
+    ) -> None:
         federation = cell.federation
-        x, y = torch.from_numpy(federation.x), torch.from_numpy(federation.y)
+        x = torch.from_numpy(federation.x).to(device)
+        y = torch.from_numpy(federation.y).to(device)
         if len(cell.input_shape) == 3:
             x = x.permute(0, 3, 1, 2).contiguous()
         rows = [
@@ -36,7 +39,7 @@ class Loop:
         self.data = [(x[row], y[row]) for row in rows]
         self.share = [len(row) / len(federation.train.rows) for row in rows]
         self.clients, self.batch_size = clients, cell.batch_size
-        self.model = network(cell)
+        self.model = network(cell).to(device)
         self.loss = nn.CrossEntropyLoss()
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=lr)
 
@@ -51,9 +54,9 @@ class Loop:
                     theta.clone(), self.model.parameters()
                 )  # they become views of the copy
             rows = (
-                torch.randperm(len(y))
+                torch.randperm(len(y), device=y.device)
                 if order is None
-                else torch.from_numpy(order(client))
+                else torch.from_numpy(order(client)).to(y.device)
             )
             for start in range(0, len(rows), self.batch_size):
                 batch = rows[start : start + self.batch_size]

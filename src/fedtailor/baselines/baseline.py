@@ -35,7 +35,7 @@ class Problem:
         names: the clients' names; empty = they have none.
     """
 
-    x: Sequence[Float[NDArray[Any], "n d"]]
+    x: Sequence[Float[NDArray, "n d"]]
     y: Sequence[NDArray[Any]]
     classes: int | None
     seed: int

@@ -1,7 +1,7 @@
 """The cells of the benchmark: which model, which clients, which batch size."""
 
 from argparse import ArgumentParser, ArgumentTypeError
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -100,24 +100,24 @@ def _cells() -> Iterable[Cell]:
 CELLS = {cell.name: cell for cell in _cells()}
 
 
-def add_cells_argument(parser: ArgumentParser) -> None:
+def add_cells_argument(
+    parser: ArgumentParser, cells: Mapping[str, Cell] = CELLS
+) -> None:
     """Names of cells on the command line, `cells` of its options: all, where none is
     named.
     """
-    choices = ", ".join(CELLS)
+    choices = ", ".join(cells)
+
+    def known(name: str) -> str:
+        if name not in cells:
+            raise ArgumentTypeError(f"there is no cell {name!r}; choose from {choices}")
+        return name
+
     parser.add_argument(
         "cells",
         nargs="*",
         metavar="cell",
-        type=_known,
-        default=list(CELLS),
+        type=known,
+        default=list(cells),
         help=f"of {choices}; default: all",
     )
-
-
-def _known(name: str) -> str:
-    if name not in CELLS:
-        raise ArgumentTypeError(
-            f"there is no cell {name!r}; choose from {', '.join(CELLS)}"
-        )
-    return name

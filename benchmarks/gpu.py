@@ -18,20 +18,16 @@ from pathlib import Path
 import jax
 import numpy as np
 import torch
-from cells import CELLS, DIGIT, Cell
+from cells import CELLS, DIGIT, Cell, add_cells_argument
 from measuring import Times, load, machine, ratio, show, take_turns
 from ours import rounds_of
 from pytorch_loop import Loop, to_torch
 from rich.console import Console
 from rich.table import Table
+from rounds import LR, start
 
-from fedtailor.algorithms import FedAvg
 from fedtailor.models import lenet5
-from fedtailor.protocol import SGD
-from fedtailor.runs import simulate
-from fedtailor.training import Training
 
-LR = 0.05
 MANY = Cell("lenet-64, 100 clients", lenet5(), DIGIT, (900,) * 100, 64, goal=0)
 KNOWN = {
     name: CELLS[name]
@@ -44,16 +40,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    known = ", ".join(KNOWN)
-    parser.add_argument("cells", nargs="*", metavar="cell", help=f"of {known}")
+    add_cells_argument(parser, KNOWN)
     parser.add_argument("--turns", type=int, default=5, help="timed rounds of each")
     parser.add_argument("--tf32", action="store_true", help="products in TF32")
     parser.add_argument("--on-cpu", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    for name in options.cells:
-        if name not in KNOWN:
-            parser.error(f"there is no cell {name!r}; choose from {known}")
-    cells = [KNOWN[name] for name in options.cells or KNOWN]
+    cells = [KNOWN[name] for name in options.cells]
     if options.on_cpu:
         # The child process of `_on_cpu`, which reads this line.
         print(json.dumps([_ours(cell, options.turns).seconds for cell in cells]))
@@ -87,7 +79,7 @@ def main() -> None:
 
 def _measure(cell: Cell, turns: int) -> dict[str, Times]:
     """Times of fedtailor and of the loop, both on the GPU."""
-    training = _start(cell)
+    training = start(cell)
     loop = Loop(cell, range(len(cell.sizes)), LR, "cuda")
     theta = to_torch(cell, np.asarray(training.server.model[0])).cuda()
 
@@ -111,14 +103,8 @@ def _on_cpu(cells: list[Cell], turns: int) -> list[Times]:
 
 
 def _ours(cell: Cell, turns: int) -> Times:
-    times = take_turns({"fedtailor": rounds_of(_start(cell))}, turns)
+    times = take_turns({"fedtailor": rounds_of(start(cell))}, turns)
     return times["fedtailor"]
-
-
-def _start(cell: Cell) -> Training:
-    return simulate(
-        FedAvg(SGD(lr=LR, batch_size=cell.batch_size)), cell.federation, cell.model
-    )
 
 
 if __name__ == "__main__":

@@ -104,7 +104,10 @@ class TorchTrainer(DebugTrainer):
         # The parameters are copied into PyTorch's vector, updated there by all steps, and
         # copied back at the end.
         n = int(self.count(split))
-        times = int(self.steps(sgd) if steps is None else steps) if n else 0
+        times = int(self.steps(sgd) if steps is None else steps)
+        # As in `loop`.
+        if n < 1 + self.model.has_statistics:
+            times = 0
         live = self._engine.live(self.model.precision.compute)
         live.set(np.asarray(theta))
         descent = Descent(
@@ -132,7 +135,10 @@ class TorchTrainer(DebugTrainer):
                 raise Diverged(self.name, int(self.round), step=step)
         with compiled():
             examples = examples_in_steps(
-                jnp.int32(times), jnp.int32(n), sgd.batch_size, sgd.drop_last
+                jnp.int32(times),
+                jnp.int32(n),
+                sgd.batch_size,
+                self.smallest_batch(sgd.batch_size, sgd.drop_last),
             )
             self.context.add_work(gradients=examples)
         return jnp.asarray(live.theta.numpy().copy())
@@ -175,7 +181,8 @@ class TorchTrainer(DebugTrainer):
                 words = np.asarray(
                     _step_words(self.key("dropout"), next_power_of_two(times))
                 )
-        batches = int(batches_in_epoch(jnp.int32(n), sgd.batch_size, sgd.drop_last))
+        smallest = self.smallest_batch(sgd.batch_size, sgd.drop_last)
+        batches = int(batches_in_epoch(jnp.int32(n), sgd.batch_size, smallest))
         order = indices
         for step in range(times):
             epoch, number = divmod(step, batches)

@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-
 from fedtailor._printable import say, say_block
 from fedtailor.cli.advice import as_typed, as_typed_text
 from fedtailor.cli.commands.finalize import say_models, write_final

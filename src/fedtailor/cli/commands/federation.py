@@ -582,7 +582,7 @@ def _threshold(path: Path, name: str, coverage: float) -> float:
     require(
         (path / CALIBRATION).exists(),
         "sets and intervals are from this client's validation rows, of classes or one"
-        " number; the job has none, or an older version trained the model",
+        " number; the job has none",
     )
     threshold = read_calibration(path).own_threshold(name, coverage)
     rows = threshold.rows

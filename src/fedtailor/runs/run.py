@@ -274,7 +274,7 @@ def executor_of(
     folder = None if directory is None else Path(directory)
     if isinstance(federation, Share):
         return ShareExecutor(federation, model, settings, directory=folder)
-    executor_class = executor_kind(model, settings)
+    executor_class = executor_kind(settings)
     return executor_class(federation, model, settings, directory=folder)
 
 

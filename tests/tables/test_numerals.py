@@ -83,7 +83,7 @@ def test_each_column_may_have_its_own_decimal_sign_but_not_two(tmp_path):
     assert cells(path, "mass")[:2] == [70.5, 81.25]
     path = file(tmp_path, {"rate": ["30,1", "2.55", "7", "1.25", "4,5"]})
     with pytest.raises(
-        ValueError, match="'2.55' and with a decimal comma such as '30,1'"
+        ValueError, match=r"'2\.55' and with a decimal comma such as '30,1'"
     ):
         from_table(path, **ROLES)
 
@@ -137,7 +137,7 @@ def test_a_year_of_two_digits_is_refused():
 def test_a_time_that_is_none_says_what_is(tmp_path):
     path = file(tmp_path, {"when": ["early", "late"], "age": ["1", "2", "3"]})
     with pytest.raises(
-        ValueError, match="such as 'early', .* write them as 2024-12-31"
+        ValueError, match=r"such as 'early', .* write them as 2024-12-31"
     ):
         from_table(path, **ROLES, time="when")
 

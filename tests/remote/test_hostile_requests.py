@@ -200,8 +200,9 @@ def test_a_sum_of_any_number_of_clients_is_refused_at_once():
     client.hold(0, {"model": np.zeros(3, np.float32)})
     names = [f"c{place:06d}" for place in range(10**5)]
 
-    settings = {SUM: {"name": "s", "kind": "model", "among": names}}
-    asked = Request("job", 0, 0, KEYS, "a", algorithm=settings)
+    settings = {"name": "s", "kind": "model"}
+    asked = Request("job", 0, 0, KEYS, "a", algorithm={SUM: settings})
     client(asked)
     with pytest.raises(Refused, match=f"with up to {MAX_NEIGHBOURS} other clients"):
-        client(replace(asked, task=SHARES))
+        settings = {SUM: {**settings, "among": names}}
+        client(replace(asked, task=SHARES, algorithm=settings))

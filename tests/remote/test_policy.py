@@ -17,7 +17,7 @@ from fedtailor.remote.policy import (
     write_policy,
 )
 from fedtailor.remote.refusals import Refusal, Refused
-from fedtailor.remote.secure_sums import SUM
+from fedtailor.remote.secure_sums import SHARES, STAGES, SUM, VECTORS
 
 JOB = """
 [coordinator]
@@ -61,6 +61,10 @@ def job_of(
 
 
 def request(task="client", round=0, **change):
+    if task in STAGES:
+        settings = {"name": "s", "kind": "model"}
+        settings |= {SHARES: {"among": ["a"] * 9}, VECTORS: {"columns": []}}.get(task, {})
+        change.setdefault("algorithm", {SUM: settings})
     return Request("job", round, 0, task, "a", **change)
 
 
@@ -172,12 +176,13 @@ def test_requests_are_answered_in_the_policys_hours(hours, clock, is_open):
 
 
 def sum_request(stage, clients):
-    names = [f"client {number}" for number in range(clients)]
     here = np.arange(10) < clients
     arrays = {"sum-vectors": {"there": here}, "sum-unmask": {"arrived": here}}
-    return request(
-        stage, algorithm={SUM: {"among": names}}, arrays=arrays.get(stage, {})
-    )
+    asked = request(stage, arrays=arrays.get(stage, {}))
+    if stage == SHARES:
+        names = [f"client {number}" for number in range(clients)]
+        asked.algorithm[SUM]["among"] = names
+    return asked
 
 
 @pytest.mark.parametrize("stage", ["sum-shares", "sum-vectors", "sum-unmask"])
@@ -186,10 +191,10 @@ def test_sums_over_fewer_clients_than_the_policy_says_are_refused(stage):
     assert refusal(policy, sum_request(stage, 5)) is None
     assert refusal(policy, sum_request(stage, 4)) == Refusal.POLICY
     # names that are listed twice do not count, nor do requests that say nothing
-    twice = request("sum-shares", algorithm={SUM: {"among": ["a"] * 9}})
-    assert refusal(policy, twice) == Refusal.POLICY
+    assert refusal(policy, request(stage)) == Refusal.POLICY
     for wrong in ({}, {SUM: 3}, {SUM: {"among": 7}}):
-        assert refusal(policy, request(stage, algorithm=wrong)) == Refusal.POLICY
+        asked = request(stage, algorithm=wrong)
+        assert refusal(policy, asked) == Refusal.MALFORMED
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from datetime import datetime, time
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-import numpy as np
 from pydantic import AfterValidator, ConfigDict, Field
 
 from fedtailor.aggregation.secure_sums import MIN_CLIENTS
@@ -21,26 +20,21 @@ from fedtailor.client.private_steps import private_settings
 from fedtailor.experiments.document import read_document
 from fedtailor.protocol import ConfigError, noise_of, parse, require
 from fedtailor.remote.account import DESCRIBE
-from fedtailor.remote.boosting_wire import BOOST
 from fedtailor.remote.job import Job
 from fedtailor.remote.keys import write_new
 from fedtailor.remote.messages import Request
 from fedtailor.remote.refusals import Refusal, refuse_unless
-from fedtailor.remote.secure_sums import (
-    MAX_NEIGHBOURS,
-    SHARES,
-    STAGES,
-    SUM,
-    UNMASK,
-    VECTORS,
+from fedtailor.remote.request_kind import (
+    TRAINING,
+    RequestKind,
+    clients_of_sum,
+    kind_of,
 )
+from fedtailor.remote.secure_sums import MAX_NEIGHBOURS
 from fedtailor.training import RoundCount
 
 POLICY = "policy.toml"
 """File in a client's kit."""
-
-TRAINING = ("client", *STAGES)
-"""Tasks of a round of training; all others may follow the last round, too."""
 
 _HOURS = re.compile(r"([01]\d|2[0-4]):([0-5]\d)-([01]\d|2[0-4]):([0-5]\d)")
 _ALL_DAY = "00:00-24:00"
@@ -162,6 +156,7 @@ class Policy:
         Raises:
             Refused: it does not.
         """
+        kind = kind_of(request)
         clock = (datetime.now() if now is None else now).time()
         refuse_unless(
             self._is_open(clock),
@@ -180,12 +175,13 @@ class Policy:
         # model is made, and measured, after the last round, too.
         number = request.round + (request.task in TRAINING)
         # Steps of boosting are many a tree; `check_job` compares the trees.
+        is_step = kind is RequestKind.BOOSTING
         refuse_unless(
-            self.rounds is None or number <= self.rounds or BOOST in request.algorithm,
+            self.rounds is None or number <= self.rounds or is_step,
             Refusal.SPENT,
             f"the policy here answers {self.rounds} rounds of a run",
         )
-        clients = _clients_of_sum(request)
+        clients = clients_of_sum(request)
         refuse_unless(
             clients is None or clients >= self.least_clients,
             Refusal.POLICY,
@@ -362,18 +358,3 @@ def _adds_noise(job: Job) -> bool:
     return by_client is not None or all(
         private_settings(method) for method, _ in job.spec.algorithm.phases()
     )
-
-
-def _clients_of_sum(request: Request) -> int | None:
-    """The number of clients that a sum is said to be over; None for other requests.
-
-    Beyond 51 clients, these are the neighbours of this one.
-    """
-    settings, arrays = request.algorithm.get(SUM), request.arrays
-    if request.task == SHARES:
-        among = settings.get("among") if isinstance(settings, dict) else None
-        return len(set(map(str, among))) if isinstance(among, list) else 0
-    if request.task in (VECTORS, UNMASK):
-        name = "there" if request.task == VECTORS else "arrived"
-        return int(np.count_nonzero(arrays[name])) if name in arrays else 0
-    return None

@@ -487,7 +487,7 @@ def _audit(options: AuditOptions) -> int:
     from fedtailor.remote.audit import read_audit
     from fedtailor.remote.client import account_of
     from fedtailor.remote.kit import read_kit
-    from fedtailor.remote.policy import TRAINING
+    from fedtailor.remote.request_kind import TRAINING
 
     kit = read_kit(options.kit)
     entries = list(read_audit(kit.state))

@@ -98,8 +98,8 @@ def no_mode(message):
     ("change", "code"),
     [
         (field("task", "probe"), Refusal.NOT_IN_JOB),
-        (field("task", KEYS), Refusal.NOT_IN_JOB),
-        (field("task", "inputs"), Refusal.NOT_IN_JOB),
+        (field("task", KEYS), Refusal.MALFORMED),
+        (field("task", "inputs"), Refusal.MALFORMED),
         (field("task", "../../etc/passwd\n"), Refusal.UNKNOWN_TASK),
         (without_model, Refusal.MALFORMED),
         (empty_rows, Refusal.MALFORMED),
@@ -118,7 +118,7 @@ def no_mode(message):
         (other_seed, Refusal.OTHER_METHOD),
         (other_phase, Refusal.OTHER_METHOD),
         (other_mode, Refusal.OTHER_METHOD),
-        (no_mode, Refusal.OTHER_METHOD),
+        (no_mode, Refusal.MALFORMED),
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )

@@ -15,6 +15,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, ConfigDict, Field
 
+from fedtailor._printable import join_names
 from fedtailor.aggregation.secure_sums import MIN_CLIENTS
 from fedtailor.client.private_steps import private_settings
 from fedtailor.experiments.document import read_document
@@ -62,16 +63,18 @@ class Policy:
             rows once more.
         epsilon: the most that the client's answers may spend in all, over rounds, runs
             and jobs, where they have noise.
-        noise_only: whether to take part only where the client adds noise.
+        noise_only: whether to take part only where nothing leaves without noise that
+            the client adds, but numbers of rows and steps: no sums of columns, no losses,
+            no probe, no boosting.
         secure_aggregation_only: whether to take part only where the coordinator sees
             sums over clients, and no client's own update.
         least_clients: least number of clients in a sum.
         federated_statistics: whether counts, means and sums of the columns, and names of
             their categories, may be sent before training, in federated preprocessing and
             to describe the table.
-        measurements: whether sums of losses and of correct predictions may be sent. A
-            coordinator learns from them, by many models that are made for it, on which
-            side of a line rows lie.
+        measurements: whether sums of losses and of correct predictions may be sent, once
+            for each round. No mask covers them. A coordinator that makes models for it
+            learns cells of the rows on which they are measured.
         columns: columns that may be used, with the target; None = those of the job.
         hours: when requests are answered, "HH:MM-HH:MM" by this machine's clock.
     """
@@ -87,7 +90,7 @@ class Policy:
     secure_aggregation_only: bool = True
     least_clients: ClientCount = MIN_CLIENTS
     federated_statistics: bool = False
-    measurements: bool = True
+    measurements: bool = False
     columns: tuple[str, ...] | None = None
     hours: Annotated[str, AfterValidator(_check_hours)] = _ALL_DAY
 
@@ -118,8 +121,8 @@ class Policy:
                 "this client would answer a probe openly (secure_aggregation_only is"
                 " true)"
             )
-        if self.noise_only and not _adds_noise(job):
-            yield "no noise would be added here (noise_only is true)"
+        if self.noise_only:
+            yield from _without_noise(job)
         if job.schema.federated and not self.federated_statistics:
             yield (
                 "sums over single columns would be sent (federated_statistics is false)"
@@ -136,8 +139,6 @@ class Policy:
 
     def _reasons_against_trees(self, trees: int) -> Iterator[str]:
         """Why the policy does not allow to boost so many rounds of trees."""
-        if self.noise_only:
-            yield "trees would be boosted on sums without noise (noise_only is true)"
         if not self.federated_statistics:
             yield (
                 "trees would be boosted on sums of counts by column"
@@ -311,7 +312,7 @@ runs = {runs}
 
 # The most that all answers together may spend, where they have noise: with probability
 # 1 - delta nothing that follows from them gets more than e^epsilon times as likely by
-# this client's rows. true: take part only where this client adds noise.
+# this client's rows. true: take part only where nothing leaves without noise.
 epsilon = {epsilon}
 noise_only = {noise_only}
 
@@ -326,9 +327,9 @@ least_clients = {least_clients}
 # over clients, rows by bins of columns, to boost trees (fedtailor federation boost).
 federated_statistics = {federated_statistics}
 
-# true: sums of losses and of correct predictions over five rows or more may be sent, if
-# the job says so. From many models that are made for it a coordinator learns by them on
-# which side of a line rows lie.
+# true: sums of losses and of correct predictions over five rows or more may be sent,
+# once a round, if the job says so. No mask covers them: by models that are made for it
+# a coordinator learns cells of the rows on which they are measured.
 measurements = {measurements}
 
 # The columns that may be used, with the target.
@@ -350,6 +351,23 @@ def _has_open_probe(job: Job) -> bool:
     assert job.spec.privacy.sums is not None
     probes = any(method.probes for method, _ in job.spec.algorithm.phases())
     return job.spec.privacy.sums.open_probe and bool(probes)
+
+
+def _without_noise(job: Job) -> Iterator[str]:
+    """What would leave a client of a job without noise, in words."""
+    if not _adds_noise(job):
+        yield "no noise would be added here (noise_only is true)"
+    sent = {
+        "sums of columns": job.schema.federated,
+        "sums to boost trees": job.boosting is not None,
+        "sums of losses": job.spec.privacy.evaluate,
+        "an answer to a probe": any(
+            method.probes for method, _ in job.spec.algorithm.phases()
+        ),
+    }
+    without = [what for what, is_sent in sent.items() if is_sent]
+    if without:
+        yield f"{join_names(without)} would be sent without noise (noise_only is true)"
 
 
 def _adds_noise(job: Job) -> bool:

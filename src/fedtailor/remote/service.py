@@ -112,7 +112,7 @@ def connected(
     Raises:
         ValueError: Flower or a file is missing, a file is not valid, or the port is in
             use.
-        RuntimeError: the SuperLink did not start.
+        MachineFailed: the SuperLink did not start.
     """
     require_flower()
     from fedtailor.remote.flower_server import (
@@ -127,7 +127,7 @@ def connected(
     check_client_count(job, len(public))
     with (
         _only_one(coordinator),
-        running_superlink(coordinator, job.port, host=host) as link,
+        running_superlink(coordinator, job.port, host=host, log=log) as link,
     ):
         keys = KeyDirectory(coordinator, link.address, link.authority, log)
         with open_grid(link.address, link.authority, link.secret) as grid:

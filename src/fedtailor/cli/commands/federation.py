@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import numpy as np
 import tyro
 
+from fedtailor._choice import MachineFailed
 from fedtailor._memory import save_memory
 from fedtailor._printable import csv_of_frame, say, say_block, say_status
 from fedtailor.cli.commands._federation_admin import (
@@ -253,6 +254,8 @@ def federation(arguments: list[str]) -> int:
     save_memory()
     try:
         return run(parse(options, rest, f"fedtailor federation {name}"))
+    except MachineFailed:
+        raise
     except (RuntimeError, TimeoutError) as error:
         raise ValueError(str(error)) from error
 

@@ -34,7 +34,7 @@ from fedtailor.remote.superlink import (
 def test_a_superlink_that_lives_is_waited_for(monkeypatch, tmp_path):
     """One that took a minute under load ended `serve` as if the input were wrong."""
     pytest.importorskip("cryptography", reason="certificates need the extra flower")
-    authority = make_authority("wards").certificate
+    authority = make_authority("wards").public
     monkeypatch.setattr(processes, "READY_S", 0.2)
     monkeypatch.setattr(processes, "GIVE_UP_S", 0.6)
     log = tmp_path / "superlink.log"

@@ -116,7 +116,7 @@ class Policy:
                 "the coordinator would see this client's own updates"
                 " (secure_aggregation_only is true)"
             )
-        elif self.secure_aggregation_only and _has_open_probe(job):
+        elif self.secure_aggregation_only and has_probe(job):
             yield (
                 "this client would answer a probe openly (secure_aggregation_only is"
                 " true)"
@@ -205,7 +205,7 @@ class Policy:
         if not self.secure_aggregation_only:
             own = "or this client's own"
         noise = "this job has this client add noise"
-        if not _adds_noise(job):
+        if not adds_noise(job):
             noise = "this job adds no noise here: no epsilon covers what is sent"
         used = job.schema.used
         words = {
@@ -346,31 +346,27 @@ def _listed(names: Sequence[str], most: int = 12) -> str:
     return shown if len(names) <= most else f"{shown}, ... ({len(names)} in all)"
 
 
-def _has_open_probe(job: Job) -> bool:
-    """Whether clients answer a probe without masks."""
-    assert job.spec.privacy.sums is not None
-    probes = any(method.probes for method, _ in job.spec.algorithm.phases())
-    return job.spec.privacy.sums.open_probe and bool(probes)
+def has_probe(job: Job) -> bool:
+    """Whether clients of a job answer a probe, which no sum hides."""
+    return any(method.probes for method, _ in job.spec.algorithm.phases())
 
 
 def _without_noise(job: Job) -> Iterator[str]:
     """What would leave a client of a job without noise, in words."""
-    if not _adds_noise(job):
+    if not adds_noise(job):
         yield "no noise would be added here (noise_only is true)"
     sent = {
         "sums of columns": job.schema.federated,
         "sums to boost trees": job.boosting is not None,
         "sums of losses": job.spec.privacy.evaluate,
-        "an answer to a probe": any(
-            method.probes for method, _ in job.spec.algorithm.phases()
-        ),
+        "an answer to a probe": has_probe(job),
     }
     without = [what for what, is_sent in sent.items() if is_sent]
     if without:
         yield f"{join_names(without)} would be sent without noise (noise_only is true)"
 
 
-def _adds_noise(job: Job) -> bool:
+def adds_noise(job: Job) -> bool:
     """Whether the job has clients add noise in every phase."""
     by_client = noise_of(job.spec.uplink, by="client")
     return by_client is not None or all(

@@ -458,7 +458,9 @@ def _init_policy(kit: "Kit") -> int:
 
 def _say_policy(policy: "Policy", job: "Job") -> None:
     """Prints what a policy allows, and whether it allows the job."""
-    for line in policy.describe(job):
+    from fedtailor.remote.promises import said
+
+    for line in (*policy.describe(job), *said(policy, job)):
         say(f"  {line}")
     try:
         policy.check_job(job)

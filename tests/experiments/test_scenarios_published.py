@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedtailor import models
 from fedtailor.experiments.scenarios import SCENARIOS, find
 from fedtailor.federation import Dataset, datasets
 from fedtailor.federation.datasets import MissingData

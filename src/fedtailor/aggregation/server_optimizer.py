@@ -55,8 +55,6 @@ class ServerOptimizer:
     """Adaptivity tau. A step divides by sqrt(v) + epsilon (adam, yogi) or by
     sqrt(v + epsilon^2) (adagrad), where v is the second moment.
     """
-    later_fields = ("paper",)
-
     paper: bool = False
     """Algorithm 2 of Reddi et al. to the letter, for adam, yogi and adagrad: no correction
     of the moments for their start, v = epsilon^2 at first, and steps of sqrt(v) + epsilon

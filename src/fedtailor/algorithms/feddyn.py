@@ -80,8 +80,6 @@ class FedDyn(Algorithm):
     """Strength of the regularizer (Acar et al. choose among 0.001, 0.01, 0.1; 0.01 most
     often).
     """
-    later_fields = ("weights",)
-
     weights: Literal["uniform", "samples"] = "uniform"
     """Whether every client counts the same in the objective, or every sample (released
     code)."""

@@ -125,18 +125,14 @@ class ClientData:
             # on to indices among all of the client's samples.
             for permutation in reversed(self._permutations):
                 indices = permutation(indices)
-        x, y = self._gather(self.address.start[SPLITS.index(split)] + indices)
+        x, y = gather_examples(
+            self.pool, self.address.start[SPLITS.index(split)] + indices
+        )
         batch = Batch(x, y, weight.astype(self.model.precision.sums))
         # Batch normalisation looks up the weights of its inputs there.
         if self.context.step is not None:
             self.context.step.batches.append(batch)
         return batch
-
-    def _gather(
-        self, pool_rows: Int[Array, " b"]
-    ) -> tuple[Shaped[Array, "b ..."], Shaped[Array, "b ..."]]:
-        """Inputs and targets, by indices into `Pool.rows`."""
-        return gather_examples(self.pool, pool_rows)
 
     def padded_size(self, batch_size: int) -> int:
         """The number of rows in the arrays of a batch: `batch_size`, but at most the size

@@ -6,7 +6,6 @@ imports nothing else of fedtailor but what needs no JAX (modules with an undersc
 
 from fedtailor._about import About, InCommon, Sees
 from fedtailor._choice import check_choice, require, require_one_of
-from fedtailor._renamed import old_names
 from fedtailor.protocol.algorithm import Algorithm, GlobalModel, Init
 from fedtailor.protocol.axes import along_axis, sums_type
 from fedtailor.protocol.cohort import Clients, Cohort, Examples, Population
@@ -206,5 +205,3 @@ __all__ = [
     "to_json",
     "to_plain",
 ]
-
-__getattr__ = old_names(__name__, Task="ClientTask")

@@ -23,6 +23,7 @@ import numpy as np
 
 from fedtailor._choice import check_choice
 from fedtailor.protocol.algorithm import Algorithm
+from fedtailor.protocol.entry_points import offered
 from fedtailor.protocol.hyperparameters import is_hyperparameters, require
 from fedtailor.protocol.sgd import SGD
 
@@ -192,6 +193,10 @@ def class_of(base: type[Any], table: Mapping[str, Any], place: KeyPath) -> type[
     if type_name is None and method is None:
         return base
     known = Algorithm.registry.get(str(method))
+    if known is None and method is not None:
+        # Importing the method of an installed package registers it.
+        offered("fedtailor.algorithms", str(method), "algorithm", Algorithm)
+        known = Algorithm.registry.get(str(method))
     if known is not None and issubclass(known, base):
         return known
     # A schedule is not registered; its name is its class in lower case.

@@ -17,7 +17,8 @@ from typing import Annotated, Any, Literal, TypeVar
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-import fedtailor.algorithms  # noqa: F401  (registers the methods)
+from fedtailor._documentation import see
+from fedtailor.algorithms.find import find_algorithm
 from fedtailor.boosting import BoostingSettings
 from fedtailor.boosting.bins import MOST_BINS
 from fedtailor.experiments.document import Document, read_document
@@ -32,9 +33,11 @@ from fedtailor.protocol import (
     ConfigError,
     check_choice_at,
     configured,
+    named_in_file,
     parse,
     require,
 )
+from fedtailor.remote.method_code import code_digest, is_own, package_of
 from fedtailor.remote.waits import check_wait
 from fedtailor.tables.kinds import Kind
 from fedtailor.tables.options import Hazard
@@ -615,6 +618,29 @@ def _are_distinct(names: Sequence[str]) -> bool:
     return len(names) >= 2 and len(set(names)) == len(names)
 
 
+def _check_code(method: type[Algorithm], agreed: Any) -> None:
+    """Require that the job names the code that is installed here.
+
+    Raises:
+        ConfigError: it names none, or another one.
+    """
+    digest, package = code_digest(method), package_of(method)
+    name = method.about.name
+    if agreed is None:
+        raise ConfigError(
+            ("method",),
+            f"{name} is code of the package {package}: read it, and agree to it by"
+            f' code = "{digest}" in [method], on every machine'
+            f"{see('deploy-a-method')}",
+        )
+    if agreed != digest:
+        raise ConfigError(
+            ("method", "code"),
+            f"the package {package} installed here has the digest {digest}, and the job"
+            " was made for another; install the same version on every machine",
+        )
+
+
 def _algorithm(table: Mapping[str, Any]) -> Algorithm:
     settings = dict(table)
     name = settings.pop("use", None)
@@ -623,9 +649,27 @@ def _algorithm(table: Mapping[str, Any]) -> Algorithm:
             ("method",),
             "the method needs a name: use = NAME; `fedtailor algorithms` lists them",
         )
-    check_choice_at(name, sorted(Algorithm.registry), ("method", "use"), "algorithm")
+    if named_in_file(name) is not None or name.endswith(".py"):
+        raise ConfigError(
+            ("method", "use"),
+            "no machine runs a file that a job names; install the method as a package"
+            f" with an entry point{see('deploy-a-method')}",
+        )
     try:
-        return configured(Algorithm.registry[name](), settings, ("method",))
+        method = find_algorithm(name)
+    except ValueError as error:
+        raise ConfigError(("method", "use"), str(error)) from None
+    agreed = settings.pop("code", None)
+    if not is_own(method):
+        _check_code(method, agreed)
+    elif agreed is not None:
+        raise ConfigError(
+            ("method", "code"),
+            f"{name} is a method of fedtailor, whose release all machines compare; leave"
+            " out code",
+        )
+    try:
+        return configured(method(), settings, ("method",))
     except TypeError:
         raise ConfigError(
             ("method", "use"), f"{name} cannot be made from a file"

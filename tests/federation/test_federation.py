@@ -2,12 +2,14 @@
 
 import dataclasses
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from fedtailor.federation import Federation, Ragged
 from fedtailor.protocol import client_ids
+from fedtailor.testing import classification
 
 
 def small(**changes) -> Federation:
@@ -250,3 +252,9 @@ def test_checking_a_hundred_thousand_clients_takes_little_more_than_their_digest
         "no loop over clients that costs more than a digest each"
     )
     assert len(federation) == m
+
+
+def test_labels_in_a_column_are_refused():
+    clients = classification()
+    with pytest.raises(ValueError, match=r"y has shape \(170, 1\).*give y\[:, 0\]"):
+        replace(clients, y=clients.y[:, None])

@@ -126,6 +126,12 @@ def _check_types(federation: "Federation") -> None:
             f"y is {y.dtype}, and labels of {federation.classes} classes are integers:"
             " convert it",
         )
+        # A sequence of one token has such a label, an example with features has not.
+        require(
+            y.shape[1:] != (1,) or x.dtype == np.int32,
+            f"y has shape {y.shape}: labels are one number for each example; give"
+            " y[:, 0]",
+        )
     if federation.class_names is not None:
         count = len(federation.class_names)
         require(

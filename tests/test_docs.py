@@ -43,6 +43,7 @@ RUN = {
     "models-trained.md": 2,
     "series.md": 1,
     "survival.md": 1,
+    "theory.md": 1,
 }
 """Page -> how many blocks of Python the tests below run. A page that gains one is to be
 run, too.
@@ -107,6 +108,11 @@ def test_the_readme_fits_on_two_screens():
     lines = PAGES["README.md"].read_text().splitlines()
     assert len(lines) <= 100
     assert max(len(line) for line in lines if not line.startswith("|")) <= 120
+
+
+def test_theory(capsys):
+    execute("theory.md")
+    assert capsys.readouterr().out == blocks("theory.md", "text")[0]
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import pytest
 import fedtailor as ft
 from deployment_helpers import NAMES, write_table
 from fedtailor.cli import main
+from fedtailor.storage.digests import with_digest
 
 
 @pytest.fixture
@@ -93,7 +94,7 @@ def test_the_models_of_a_comparison_are_ranked_on_validation_data(
             }
         },
     }
-    (results / "mine" / "experiment.json").write_text(json.dumps(index))
+    (results / "mine" / "experiment.json").write_text(json.dumps(with_digest(index)))
     for path in (results, results / "mine"):
         code, shown, _ = call("models", path, "--json")
         found = json.loads(shown)

@@ -150,4 +150,7 @@ class FedDyn(Algorithm):
         # c <- c - (alpha / m) sum_S (theta_i - theta). The sum is |S| (average - theta).
         share = reporters / server.clients
         drift = server.drift - self.alpha * share * (average - server.model)
-        return server.replace(model=average - drift / self.alpha, drift=drift)
+        model = average - drift / self.alpha
+        if cohort.is_statistic is not None:
+            model = jnp.where(cohort.is_statistic, average, model)
+        return server.replace(model=model, drift=drift)

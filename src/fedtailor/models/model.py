@@ -10,6 +10,7 @@ from typing import ClassVar
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Shaped
 
 from fedtailor.models.architecture import Architecture, Network
@@ -337,6 +338,18 @@ class Model:
     def statistics(self) -> Part:
         """The part that holds the running statistics; empty for most models."""
         return self.part(",".join(layout_of(self).statistics) or "nothing")
+
+    def negative_variance(self, theta: Float[np.ndarray, "*s d"]) -> str | None:
+        """The path of a running variance that is negative in a model, which gives NaN;
+        None = there is none.
+        """
+        layout = layout_of(self)
+        starts = (0, *layout.ends)
+        for path, start, end in zip(layout.paths, starts, layout.ends, strict=False):
+            is_variance = path in layout.statistics and "var" in path.rpartition(".")[2]
+            if is_variance and (theta[..., start:end] < 0).any():
+                return path
+        return None
 
     @property
     def stochastic(self) -> bool:

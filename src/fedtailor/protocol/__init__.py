@@ -25,7 +25,7 @@ from fedtailor.protocol.entry_points import (
     offered,
     offered_names,
 )
-from fedtailor.protocol.errors import Diverged
+from fedtailor.protocol.errors import Diverged, RefusedStatistics
 from fedtailor.protocol.exchange import (
     Answers,
     BatchMetric,
@@ -150,6 +150,7 @@ __all__ = [
     "Predictor",
     "PreprocessingFacts",
     "RefusedSettings",
+    "RefusedStatistics",
     "Sees",
     "ServerState",
     "Stage",

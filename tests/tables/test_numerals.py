@@ -171,3 +171,28 @@ def test_letters_with_accents_are_one_name(tmp_path):
 def test_cells_that_are_no_numbers_stay_as_they_are():
     series = pl.Series(["1.204,5", "12.04.2020", "old", None])
     assert without_marks(series, ",").to_list() == ["1204.5", "12.04.2020", "old", None]
+
+
+def test_values_that_differ_in_capitals_are_named_and_folded(tmp_path):
+    columns = {
+        "site": ["Basel", "BASEL", "Bern"],
+        "sick": ["yes", "No", "Yes", "no", "no"],
+        "sex": ["m", "M", "f  f", "f f"],
+        "age": ["1", "2", "3", "4", "5", "6", "7"],
+    }
+    path = file(tmp_path, columns)
+    (warning,) = [
+        text for text in from_table(path, **ROLES).warnings if "capitals" in text
+    ]
+    for name in ("BASEL / Basel", "No / no", "M / m", "--fold-case"):
+        assert name in warning
+    table = from_table(
+        path, **ROLES, fold_case=True, positive=("YES",), unseen=("BERN",)
+    )
+    assert table.names == ("basel", "bern") and table.class_names == ("no", "yes")
+    assert not any("capitals" in text for text in table.warnings)
+    rows = [{"sex": "F  f", "age": 1}, {"sex": "f f", "age": 1}]
+    first, second = table.preprocessing.transform(rows)
+    np.testing.assert_array_equal(first, second)
+    stored = type(table.preprocessing).from_json(table.preprocessing.to_json())
+    assert stored.fold_case

@@ -196,6 +196,7 @@ def read_raw_rows(path: Path, preprocessing: Preprocessing) -> pl.DataFrame:
         missing=preprocessing.missing,
         decimal="," if preprocessing.decimal == "," else ".",
         thousands=preprocessing.thousands,
+        fold_case=preprocessing.fold_case,
     )
     return read(path, options).frame
 

@@ -49,6 +49,7 @@ class Preprocessing:
         missing: the user's words for missing cells.
         decimal: decimal sign of numbers that are stored as text.
         thousands: their thousands mark, if the user has named it.
+        fold_case: whether text is read in small letters, with single blanks.
         decorrelation: a linear map that is applied to the encoded columns; None = no
             map.
         windowing: how rows become windows, which are the model's inputs; None = rows are.
@@ -66,6 +67,7 @@ class Preprocessing:
     missing: tuple[str, ...] = ()
     decimal: str = "."
     thousands: str | None = None
+    fold_case: bool = False
     decorrelation: Decorrelation | None = None
     windowing: Windowing | None = None
 
@@ -165,7 +167,11 @@ class Preprocessing:
         windowing = self.windowing
         if windowing is None:
             raise ValueError("these models take rows, not windows")
-        frame = clean(_as_frame(rows, Problems("the rows")), self.missing)
+        frame = clean(
+            _as_frame(rows, Problems("the rows")),
+            self.missing,
+            fold_case=self.fold_case,
+        )
         name = windowing.time
         if name not in frame.columns:
             raise ValueError(
@@ -200,7 +206,11 @@ class Preprocessing:
             ValueError: the inputs or the target cannot be converted.
         """
         x = self.transform(rows, missing=missing, unknown=unknown)
-        frame = clean(_as_frame(rows, Problems("the rows")), self.missing)
+        frame = clean(
+            _as_frame(rows, Problems("the rows")),
+            self.missing,
+            fold_case=self.fold_case,
+        )
         if self.target.name not in frame.columns:
             raise ValueError(
                 f"the rows have no column {self.target.name!r}, which is the target;"
@@ -304,7 +314,7 @@ class Preprocessing:
         frame = _as_frame(rows, problems)
         if problems.found:
             return frame
-        frame = clean(frame, self.missing)
+        frame = clean(frame, self.missing, fold_case=self.fold_case)
         names = [column.name for column in self.columns]
         for name in names:
             if name not in frame.columns:

@@ -68,7 +68,7 @@ def read(source: Any, options: TableOptions) -> RawTable:
             " each example"
         )
     frame, notes = typed_columns(
-        clean(frame, options.missing),
+        clean(frame, options.missing, fold_case=options.fold_case),
         decimal := options.decimal or content.decimal,
         options.thousands,
         {options.client, options.group},
@@ -103,7 +103,9 @@ def as_frame(rows: Any) -> pl.DataFrame:
     )
 
 
-def clean(frame: pl.DataFrame, missing: tuple[str, ...] = ()) -> pl.DataFrame:
+def clean(
+    frame: pl.DataFrame, missing: tuple[str, ...] = (), *, fold_case: bool = False
+) -> pl.DataFrame:
     """Replace missing cells by null, strip text, and expand columns of arrays.
 
     A column of arrays becomes one column per entry.
@@ -112,6 +114,7 @@ def clean(frame: pl.DataFrame, missing: tuple[str, ...] = ()) -> pl.DataFrame:
         frame: the frame.
         missing: the user's words for missing cells. Those that are numbers also mark
             missing cells in numeric columns. "COLUMN=WORD" is a word of one column.
+        fold_case: whether text becomes small letters with single blanks.
     """
     of_all, of_column = words_by_column(missing, frame.columns)
     # A dict, as an entry may have the name of another column.
@@ -122,7 +125,11 @@ def clean(frame: pl.DataFrame, missing: tuple[str, ...] = ()) -> pl.DataFrame:
         for column in _entries(series) if is_array else [series]:
             words = (*of_all, *of_column.get(series.name, ()))
             columns[column.name] = _clean_column(column, words)
-    return pl.DataFrame(columns)
+    cleaned = pl.DataFrame(columns)
+    if not fold_case:
+        return cleaned
+    texts = pl.col(pl.String).str.to_lowercase().str.replace_all(r"\s+", " ")
+    return cleaned.with_columns(texts)
 
 
 def _with_composed_names(frame: pl.DataFrame) -> pl.DataFrame:

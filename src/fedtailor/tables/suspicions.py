@@ -15,7 +15,7 @@ from fedtailor._printable import join_names
 from fedtailor.federation.repetitions import repeated_rows
 from fedtailor.tables.encoding import ColumnEncoding
 from fedtailor.tables.kinds import ParsedColumn
-from fedtailor.tables.options import TableOptions
+from fedtailor.tables.options import TableOptions, folded
 from fedtailor.tables.splitting import Rows, Splits
 
 MAX_SEARCHED_ROWS = 200_000
@@ -342,6 +342,29 @@ def class_warnings(y: NDArray, labels: Sequence[object]) -> list[str]:
         f"{percent} % of the rows have the class {labels[int(counts.argmax())]}: always"
         f" answering it has an accuracy of {percent}; judge by --metrics roc_auc"
         " (or balanced_accuracy)"
+    ]
+
+
+def spelling_warnings(columns: Iterable[pl.Series]) -> list[str]:
+    """A warning if values of text differ in capitals or blanks only."""
+    found = []
+    for series in columns:
+        if series.dtype != pl.String:
+            continue
+        values = series.drop_nulls().unique().sort()
+        spellings: dict[str, list[str]] = {}
+        for value in values.to_list():
+            spellings.setdefault(folded(value), []).append(value)
+        alike = [group for group in spellings.values() if len(group) > 1]
+        if alike:
+            more = f" and {len(alike) - 2} more" if len(alike) > 2 else ""
+            shown = "; ".join(" / ".join(group[:3]) for group in alike[:2])
+            found.append(f"{series.name!r} ({shown}{more})")
+    if not found:
+        return []
+    return [
+        "values that differ in capitals or blanks only are different ones, in"
+        f" {', '.join(found)}; say --fold-case if they are the same"
     ]
 
 

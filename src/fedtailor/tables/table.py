@@ -54,6 +54,7 @@ from fedtailor.tables.suspicions import (
     code_warnings,
     leak_warnings,
     repetition_warnings,
+    spelling_warnings,
     target_code_warnings,
 )
 from fedtailor.tables.target import Target, TargetEncoding
@@ -242,6 +243,9 @@ def _build(raw: RawTable, options: TableOptions, seed: int, all_rows: bool) -> T
     problems.raise_if_any()
     if all_rows:
         splits = everything_trains(rows)
+    texts = [frame[options.client], frame[options.target]]
+    texts += [column.values for column in columns.values() if column.kind == "category"]
+    spellings = spelling_warnings(texts)
     del frame, timed  # saves memory, as the parsed columns are copies
     # Statistics are computed from the training rows of seen clients.
     unseen = choose_unseen(options.unseen, rows.names, seed)
@@ -267,6 +271,7 @@ def _build(raw: RawTable, options: TableOptions, seed: int, all_rows: bool) -> T
     kept = {encoding.name: columns[encoding.name] for encoding in encodings}
     warnings = [
         *client_warnings(rows, options),
+        *spellings,
         *(class_warnings(y[train], encoding.classes) if encoding.classes else ()),
         *code_warnings(kept, train, rows.owners, rows.names),
         *_target_codes(target, options.target, train, rows),
@@ -291,6 +296,7 @@ def _build(raw: RawTable, options: TableOptions, seed: int, all_rows: bool) -> T
         missing=options.missing,
         decimal=raw.decimal,
         thousands=options.thousands,
+        fold_case=options.fold_case,
         decorrelation=decorrelation,
     )
     if options.window is not None:

@@ -196,3 +196,19 @@ def test_values_that_differ_in_capitals_are_named_and_folded(tmp_path):
     np.testing.assert_array_equal(first, second)
     stored = type(table.preprocessing).from_json(table.preprocessing.to_json())
     assert stored.fold_case
+
+
+def test_one_unit_after_all_numbers_is_read(tmp_path):
+    columns = {
+        "share": ["93%", "41.3 %", "7%"],
+        "age": ["53 years", "54 years", "9 years", "70 years"],
+        "code": ["3A", "4A", "5A", "6A", "7A"],
+    }
+    table = from_table(file(tmp_path, columns), **ROLES)
+    assert table.preprocessing.inputs[:2] == ("share", "age")
+    assert "code = 3A" in table.preprocessing.inputs
+    assert "Units stand after the numbers of: share (%), age (years)." in table.notes
+    row = {"share": "93 %", "age": 53, "code": "3A"}
+    np.testing.assert_array_equal(table.preprocessing.transform(row), table.x[:1])
+    with pytest.raises(ValueError, match="'age' holds '53 days'"):
+        table.preprocessing.transform({**row, "age": "53 days"})

@@ -338,7 +338,7 @@ class Preprocessing:
         is_text = column.kind == "number" and series.dtype == pl.String
         if is_text and (self.decimal == "," or self.thousands is not None):
             series = without_marks(series, self.decimal, self.thousands)
-        values, bad = parse_as(series, column.kind, column.date_format)
+        values, bad = parse_as(series, column.kind, column.date_format, column.unit)
         if bad.any():
             problems.add(
                 f"column {column.name!r} holds {series.filter(bad)[0]!r} in"

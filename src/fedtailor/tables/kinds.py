@@ -130,10 +130,8 @@ def parse_as(
     if kind == "category":
         values = category_text(series)
     elif kind == "number":
-        if unit and series.dtype == pl.String:
-            plain = series.str.strip_suffix(unit).str.strip_chars_end()
-        else:
-            plain = series
+        is_text = series.dtype == pl.String
+        plain = _without_unit(series, unit) if is_text and unit else series
         values = plain.cast(pl.Float64, strict=False)
         values = values.set((values.abs() > MAX_MAGNITUDE).fill_null(False), None)
     elif kind == "boolean":
@@ -206,7 +204,7 @@ def _parse_text(series: pl.Series) -> ParsedColumn:
         return ParsedColumn("number", values, is_integer=is_integer)
     unit = _unit(present)
     if unit:
-        plain = as_numbers(series.str.strip_suffix(unit).str.strip_chars_end())
+        plain = as_numbers(_without_unit(series, unit))
         if plain is not None:
             return ParsedColumn("number", _require_finite(plain), unit=unit)
     # The first cell determines which kinds are tried, as parsing a column takes time.
@@ -251,6 +249,10 @@ def _unit(present: pl.Series) -> str:
     )
     units = parts.struct.field("unit").fill_null(parts.struct.field("apart")).unique()
     return units[0] or "" if len(units) == 1 else ""
+
+
+def _without_unit(series: pl.Series, unit: str) -> pl.Series:
+    return series.str.strip_suffix(unit).str.strip_chars_end()
 
 
 def _require_no_mixture(present: pl.Series) -> None:

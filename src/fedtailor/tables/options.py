@@ -110,7 +110,7 @@ class TableOptions:
     encoding: str | None = None
     """How the text is encoded (default: recognised)."""
     sheet: str | None = None
-    """The sheet of an Excel file (default: the first)."""
+    """The sheet of an Excel file (default: the first that has the named columns)."""
 
     def __post_init__(self) -> None:
         # As cells are (`reading.clean`): letters with accents as one character.

@@ -212,3 +212,8 @@ def test_one_unit_after_all_numbers_is_read(tmp_path):
     np.testing.assert_array_equal(table.preprocessing.transform(row), table.x[:1])
     with pytest.raises(ValueError, match="'age' holds '53 days'"):
         table.preprocessing.transform({**row, "age": "53 days"})
+
+
+def test_numbers_of_clients_are_whole(tmp_path):
+    path = file(tmp_path, {"site": ["10.0", "11.0"], "age": ["1", "2", "3"]})
+    assert from_table(path, **ROLES).names == ("10", "11")

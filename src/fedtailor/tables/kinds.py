@@ -22,8 +22,8 @@ Less frequent categories share the input "other".
 MAX_MAGNITUDE = 1e150
 """The largest magnitude of numbers. The squares of larger ones could overflow."""
 
-_TRUE_WORDS = ("true", "yes", "t", "y")
-_FALSE_WORDS = ("false", "no", "f", "n")
+TRUE_WORDS = ("true", "yes", "t", "y")
+FALSE_WORDS = ("false", "no", "f", "n")
 _MICROSECONDS_PER_DAY = 86_400_000_000
 _DATE_PATTERN = re.compile(
     r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}|\d{4}-\d{2}$|\d{1,2}-?[A-Za-z]{3}-?\d{2,4}"
@@ -209,7 +209,7 @@ def _parse_text(series: pl.Series) -> ParsedColumn:
             return ParsedColumn("number", _require_finite(plain), unit=unit)
     # The first cell determines which kinds are tried, as parsing a column takes time.
     first = str(present[0])
-    if first.lower() in (*_TRUE_WORDS, *_FALSE_WORDS):
+    if first.lower() in (*TRUE_WORDS, *FALSE_WORDS):
         booleans = _parse_booleans(series)
         if booleans.null_count() == series.null_count():
             return ParsedColumn("boolean", booleans)
@@ -295,7 +295,7 @@ def _require_finite(values: pl.Series) -> pl.Series:
 def _parse_booleans(series: pl.Series) -> pl.Series:
     """Convert words to 1 and 0, and any other text to null."""
     words = {"1": 1.0, "0": 0.0}
-    words |= dict.fromkeys(_TRUE_WORDS, 1.0) | dict.fromkeys(_FALSE_WORDS, 0.0)
+    words |= dict.fromkeys(TRUE_WORDS, 1.0) | dict.fromkeys(FALSE_WORDS, 0.0)
     lower = series.str.to_lowercase()
     return lower.replace_strict(words, default=None, return_dtype=pl.Float64)
 

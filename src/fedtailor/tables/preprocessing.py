@@ -26,7 +26,6 @@ from fedtailor.tables.problems import (
     Problems,
     describe_rows,
     no_such_column,
-    unexpected_column,
 )
 from fedtailor.tables.reading import as_frame, clean, mixed_series
 from fedtailor.tables.target import TargetEncoding
@@ -103,8 +102,8 @@ class Preprocessing:
         With a `windowing` these are windows [windows, rows, inputs] (`windows`).
 
         Missing cells of a column that had missing cells in training are imputed in the
-        same way (mean or most frequent value, and an indicator input). Rows may have
-        only columns that the training table had.
+        same way (mean or most frequent value, and an indicator input). Further columns
+        are not looked at.
 
         Args:
             rows: a polars or pandas frame, one row as a dict, or a list of dicts.
@@ -319,9 +318,6 @@ class Preprocessing:
         for name in names:
             if name not in frame.columns:
                 problems.add(no_such_column("the model's inputs", name, frame.columns))
-        for name in frame.columns:
-            if name not in names and name not in self.ignored:
-                problems.add(unexpected_column(name, names))
         if not frame.height:
             problems.add("there are none; give one at least")
         return frame

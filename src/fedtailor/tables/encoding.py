@@ -39,6 +39,7 @@ class ColumnEncoding:
         other: whether there is an input for all other categories. There is one if
             training rows have infrequent categories.
         date_format: format of dates that are stored as text.
+        unit: what stands after every number that is stored as text.
     """
 
     name: str
@@ -50,6 +51,7 @@ class ColumnEncoding:
     categories: tuple[str, ...] = ()
     other: bool = False
     date_format: str | None = None
+    unit: str = ""
 
     @property
     def inputs(self) -> tuple[str, ...]:

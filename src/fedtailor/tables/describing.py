@@ -13,7 +13,7 @@ from fedtailor.tables.kinds import ParsedColumn, parse_column
 from fedtailor.tables.options import make_options
 from fedtailor.tables.problems import Problems, missing_columns
 from fedtailor.tables.reading import read
-from fedtailor.tables.sums import MAX_NAMES
+from fedtailor.tables.hiding import MAX_NAMES
 
 ALL = "all rows"
 """Name of the only client of a table without a column of clients."""

@@ -17,7 +17,7 @@ import numpy as np
 
 from fedtailor.tables.encoding import MIN_ROWS
 
-STEP = 1e-5
+STEP = 1e-6
 """Of a difference, in standard deviations of the column."""
 
 SAME = 1e-6
@@ -36,7 +36,7 @@ def real_numbers(content):
 def whole_numbers(content):
     """The integers of plain content, in order."""
     if isinstance(content, dict):
-        content = [content[name] for name in sorted(content)]
+        content = [content[name] for name in sorted(content) if name != "format"]
     if isinstance(content, list | tuple):
         return [number for part in content for number in whole_numbers(part)]
     is_count = isinstance(content, int) and not isinstance(content, bool)
@@ -77,16 +77,13 @@ def jacobian(numbers, table, cells):
         table: column -> cells.
         cells: (column, row) of what varies.
     """
-    columns = []
+    columns, start = [], np.asarray(numbers(table), float)
     for name, row in cells:
         present = [value for value in table[name] if value is not None]
-        step = STEP * (float(np.std(present)) or 1.0)
-        ends = []
-        for sign in (1, -1):
-            changed = list(table[name])
-            changed[row] += sign * step
-            ends.append(np.asarray(numbers({**table, name: changed}), float))
-        columns.append((ends[0] - ends[1]) / (2 * STEP))
+        changed = list(table[name])
+        changed[row] += STEP * (float(np.std(present)) or 1.0)
+        ends = np.asarray(numbers({**table, name: changed}), float)
+        columns.append((ends - start) / STEP)
     return np.stack(columns, axis=1)
 
 
@@ -98,7 +95,7 @@ def projection(matrix):
     if not len(matrix):
         return np.zeros((matrix.shape[1], matrix.shape[1]))
     _, singular, rows = np.linalg.svd(matrix, full_matrices=False)
-    rows = rows[singular > 1e-7 * singular[0]]
+    rows = rows[singular > 1e-5 * singular[0]]
     return rows.T @ rows
 
 

@@ -14,16 +14,14 @@ from fedtailor.remote.job import Schema
 from fedtailor.remote.statistics import ClientTable
 from remote.identification import (
     identified,
-    projection,
     real_numbers,
     small_counts,
 )
 
-ROWS = 30
+ROWS = 24
 KINDS = {
     "lab": "number",
     "age": "number",
-    "dose": "number",
     "ill": "boolean",
     "ward": "category",
 }
@@ -35,7 +33,7 @@ SCHEMA = Schema(
     federated=True,
     decorrelate=True,
 )
-NUMBERS = ("lab", "age", "dose", "cost")
+NUMBERS = ("lab", "age", "cost")
 
 
 def table_of(seed=0, rows=ROWS):
@@ -44,14 +42,13 @@ def table_of(seed=0, rows=ROWS):
     return {
         "lab": rng.normal(5, 1, rows).tolist(),
         "age": rng.uniform(20, 90, rows).tolist(),
-        "dose": rng.normal(3, 2, rows).tolist(),
         "ill": [float(row % 2) for row in range(rows)],
         "ward": ["surgery" if row % 4 < 2 else "eye" for row in range(rows)],
         "cost": rng.uniform(100, 900, rows).tolist(),
     }
 
 
-def one_of_many(few, gaps, at=4):
+def one_of_many(few, gaps):
     """A laboratory value that is 0 in all rows but a few, and missing in others."""
 
     def change(table):
@@ -65,26 +62,24 @@ def one_of_many(few, gaps, at=4):
 
 def gaps_in(*columns, count=3):
     def change(table):
-        changed = {
-            name: [*table[name][:-count], *[None] * count] for name in columns
-        }
+        changed = {name: [*table[name][:-count], *[None] * count] for name in columns}
         return {**table, **changed}
 
     return change
 
 
 def few_meet(table):
-    """Nine rows of yes and eight that are not 0, one of them together."""
+    """Nine rows of yes and twelve that are not 0, one of them together."""
     ill = [1.0] * 9 + [0.0] * (ROWS - 9)
-    lab = [0.0] * 8 + table["lab"][8:16] + [0.0] * (ROWS - 16)
+    lab = [0.0] * 8 + table["lab"][8:20] + [0.0] * (ROWS - 20)
     return {**table, "ill": ill, "lab": lab}
 
 
 def few_differ(table):
     """Two columns of whole numbers that are the same in all rows but one."""
-    dose = [float(row % 3) for row in range(ROWS)]
-    lab = [*dose[:-1], 17.0]
-    return {**table, "dose": dose, "lab": lab}
+    age = [float(row % 3) for row in range(ROWS)]
+    lab = [*age[:-1], 17.0]
+    return {**table, "age": age, "lab": lab}
 
 
 def nearly_the_same(table):
@@ -105,31 +100,37 @@ def gaps_that_meet(table):
 
 
 CHANGES = {
-    "plain": lambda table: table,
-    **{f"one of many {few}, {gaps}": one_of_many(few, gaps) for few in (1, 2, 4) for gaps in (0, 3, 6)},
-    "three gaps": gaps_in("lab", "dose"),
-    "one gap": gaps_in("age", count=1),
-    "gaps": gaps_in("lab", "age", count=7),
+    "one of many, gaps": one_of_many(1, 6),
+    "four of many, few gaps": one_of_many(4, 3),
+    "few gaps": gaps_in("lab", "age"),
     "few meet": few_meet,
     "few differ": few_differ,
-    "nearly the same": nearly_the_same,
-    "rare ward": rare_ward,
     "gaps that meet": gaps_that_meet,
 }
+MORE = {
+    "two of many, gaps": one_of_many(2, 6),
+    "gaps": gaps_in("lab", count=7),
+    "nearly the same": nearly_the_same,
+    "rare ward": rare_ward,
+}
+CASES = [
+    *((change, 0.0) for change in CHANGES.values()),
+    *(pytest.param(change, 0.0, marks=pytest.mark.slow) for change in MORE.values()),
+    pytest.param(MORE["gaps"], 2e4, marks=pytest.mark.slow),
+]
+IDS = [*CHANGES, *MORE, "gaps, far"]
 
 
 def client_table(table):
     """A table as a client reads it."""
     cells = {
-        name: pl.Series(table[name], dtype=pl.String if kind == "category" else pl.Float64)
+        name: pl.Series(
+            table[name], dtype=pl.String if kind == "category" else pl.Float64
+        )
         for name, kind in KINDS.items()
     }
     frame = pl.DataFrame(cells)
     return ClientTable(SCHEMA, None, frame, np.array(table["cost"]))
-
-
-class Parsed(ClientTable):
-    """A table whose cells need no parsing."""
 
 
 def statistics_of(table):
@@ -187,25 +188,23 @@ def solved(answers, table, pooled):
     return identified(lambda it: real_numbers(answers(it, pooled)), table, NUMBERS)
 
 
-@pytest.mark.parametrize("far", [0.0, 2e4])
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize(("change", "far"), CASES, ids=IDS)
 def test_no_cell_follows_from_a_description(change, far, describer):
     """Before, one cell did in a column that is 0 in all rows but one and has gaps: the
     products were formed of the cells, the sums beside them of what is shown.
     """
-    table = CHANGES[change](table_of())
+    table = change(table_of())
     pooled = pooled_with(table, far)
     assert solved(describer, table, pooled) == []
     assert not small_counts(describer(table, pooled))
 
 
-@pytest.mark.parametrize("far", [0.0, 2e4])
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize(("change", "far"), CASES, ids=IDS)
 def test_no_cell_follows_from_products_of_inputs(change, far):
     """Before, gaps were a third group of rows, which switched off the rule for a value that
     few rows have.
     """
-    table = CHANGES[change](table_of())
+    table = change(table_of())
     pooled = pooled_with(table, far)
     assert solved(preprocess, table, pooled) == []
     assert not small_counts(preprocess(table, pooled))
@@ -219,7 +218,7 @@ def test_the_test_sees_arithmetic():
         x = np.array(it["x"])
         return [x.sum(), x[1:].sum(), (x[2:] ** 2).sum(), x @ it["z"]]
 
-    assert identified(sums, table, ("x",)) == [("x", (0,)), ("x", (1, 2, 3, 4))][:1]
+    assert ("x", (0,)) in identified(sums, table, ("x",))
     two = lambda it: [sum(it["x"]), sum(it["x"][2:])]  # noqa: E731
     assert identified(two, table, ("x",)) == [("x", (0, 1)), ("x", (2, 3, 4, 5))]
-    np.testing.assert_allclose(projection(np.eye(3)), np.eye(3))
+    assert identified(lambda it: [sum(it["x"])], table, ("x",)) == []

@@ -22,6 +22,7 @@ from fedtailor.experiments.document import read_document
 from fedtailor.protocol import ConfigError, noise_of, parse, require
 from fedtailor.remote.account import DESCRIBE
 from fedtailor.remote.boosting_wire import BOOST
+from fedtailor.remote.exposure import NUMBERS_PER_CELL
 from fedtailor.remote.job import Job
 from fedtailor.remote.keys import write_new
 from fedtailor.remote.messages import Request
@@ -80,6 +81,8 @@ class Policy:
             side of a line rows lie.
         columns: columns that may be used, with the target; None = those of the job.
         hours: when requests are answered, "HH:MM-HH:MM" by this machine's clock.
+        numbers_per_cell: the most numbers that a run sends for each cell of the training
+            rows, where the coordinator sees them one by one, without noise.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(
@@ -96,6 +99,7 @@ class Policy:
     measurements: bool = True
     columns: tuple[str, ...] | None = None
     hours: Annotated[str, AfterValidator(_check_hours)] = _ALL_DAY
+    numbers_per_cell: Annotated[float, Field(gt=0)] = NUMBERS_PER_CELL
 
     def check_job(self, job: Job) -> None:
         """Check that the policy allows a job.
@@ -296,6 +300,7 @@ def write_policy(kit: Path, job: Job) -> Path:
             for name in (
                 *("runs", "epsilon", "noise_only", "secure_aggregation_only"),
                 *("least_clients", "federated_statistics", "measurements", "hours"),
+                "numbers_per_cell",
             )
         },
     )
@@ -340,6 +345,11 @@ columns = {columns}
 
 # When requests are answered, by this machine's clock; "20:00-06:00" is the night.
 hours = {hours}
+
+# The most numbers that a run sends for each cell of your training rows, where the
+# coordinator sees this client's own updates and no noise is added. Rows can follow from
+# updates once they have as many numbers as the rows have cells.
+numbers_per_cell = {numbers_per_cell}
 """
 
 

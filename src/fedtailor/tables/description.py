@@ -272,7 +272,9 @@ def products_of(
         parts.append(inputs_of(cells, kinds[name], slice(place, place + 1)))
         deviations.append((cells - own).fill_null(0.0).to_numpy())
         units.append(1 / pooled[name].deviation)
-        means.append((own if len(cells.drop_nulls()) else pooled[name].mean) - pooled[name].mean)
+        means.append(
+            (own if len(cells.drop_nulls()) else pooled[name].mean) - pooled[name].mean
+        )
     x = np.stack(deviations, axis=1).astype(np.float64)
     try:
         sums = InputSums.of_inputs(x, parts if least > 1 else None, np.diag(units))
@@ -405,9 +407,7 @@ def correlations(description: Description) -> list[Correlation]:
             count = int(rows[i, j])
             if not count:
                 continue
-            variances = [
-                squares[at] - sums[at] ** 2 / count for at in ((i, j), (j, i))
-            ]
+            variances = [squares[at] - sums[at] ** 2 / count for at in ((i, j), (j, i))]
             if min(variances) <= 0:
                 continue
             shared = products[i, j] - sums[i, j] * sums[j, i] / count

@@ -11,6 +11,7 @@ products lead to no group of few rows.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -63,52 +64,59 @@ def shown(values: pl.Series, kind: Kind, least: int = MIN_ROWS) -> pl.Series:
     return _shown_numbers(values, least)
 
 
-def counts_of(values: pl.Series) -> tuple[pl.Series, Int64[NDArray, " values"]]:
+def counts_of(values: pl.Series) -> tuple[NDArray[Any], Int64[NDArray, " values"]]:
     """The values that are not missing, the most frequent first, and the rows of each."""
-    counts = values.drop_nulls().rename("value").value_counts(name="rows")
-    in_order = counts.sort("rows", "value", descending=[True, False])
-    return in_order["value"], in_order["rows"].to_numpy().astype(np.int64)
+    if values.dtype == pl.String:
+        counts = values.drop_nulls().rename("value").value_counts(name="rows")
+        in_order = counts.sort("rows", "value", descending=[True, False])
+        distinct, rows = in_order["value"].to_numpy(), in_order["rows"].to_numpy()
+        return distinct, rows.astype(np.int64)
+    distinct, rows = np.unique(values.drop_nulls().to_numpy(), return_counts=True)
+    order = np.argsort(-rows, kind="stable")
+    return distinct[order], rows[order].astype(np.int64)
 
 
 def _shown_categories(values: pl.Series, least: int) -> pl.Series:
     names, rows = counts_of(values)
     is_named = (rows >= least) & (np.arange(len(rows)) < MAX_NAMES)
     if least > 1:
-        is_named &= (names.str.len_chars() <= MAX_NAME_LENGTH).to_numpy()
-    others = names.filter(pl.Series(~is_named))
+        is_named &= [len(name) <= MAX_NAME_LENGTH for name in names]
     largest = names[int(is_named.argmax())] if is_named.any() else RARE
-    is_few = rows[~is_named].sum() < least
-    rest = largest if is_few else RARE
-    result = values.set(values.is_in(others.implode()).fill_null(False), rest)
-    return result.fill_null(largest) if values.null_count() < least else result
+    gaps = values.null_count()
+    if not is_named.all():
+        is_few = rows[~is_named].sum() < least
+        others = pl.Series(names[~is_named], dtype=pl.String)
+        is_other = values.is_in(others.implode()).fill_null(False)
+        values = values.set(is_other, largest if is_few else RARE)
+    return values.fill_null(largest) if 0 < gaps < least else values
 
 
 def _shown_booleans(values: pl.Series, least: int) -> pl.Series:
     answers, rows = counts_of(values)
     if rows[0] < least:
         return values.clear(len(values))
-    mode = answers[0]
-    result = values.fill_null(mode) if values.null_count() < least else values
-    other = int((result != mode).sum())
-    if 0 < other < least:
-        return result.set(result.is_not_null(), mode)
-    return result
+    if 0 < values.null_count() < least:
+        values = values.fill_null(answers[0])
+    if len(rows) > 1 and rows[1] < least:
+        values = values.set(values.is_not_null(), answers[0])
+    return values
 
 
 def _shown_numbers(values: pl.Series, least: int) -> pl.Series:
-    gaps = values.is_null()
-    if 0 < gaps.sum() < least:
-        present = values.drop_nulls().sort()
-        distance = (present - present.mean()).abs()
-        fill = present[distance.arg_sort()[: gaps.sum()]]
-        values = values.clone().scatter(gaps.arg_true(), fill)
+    if 0 < values.null_count() < least:
+        present = np.sort(values.drop_nulls().to_numpy())
+        distance = np.abs(present - present.mean())
+        gaps = values.is_null().arg_true()
+        fill = present[np.argsort(distance, kind="stable")[: len(gaps)]]
+        values = values.clone().scatter(gaps, pl.Series(fill, dtype=values.dtype))
     numbers, rows = counts_of(values)
-    shared = numbers.filter(pl.Series(rows >= least)).sort().to_numpy()
-    if not len(shared) or not 0 < rows[rows < least].sum() < least:
+    is_shared = rows >= least
+    if not is_shared.any() or not 0 < rows[~is_shared].sum() < least:
         return values
-    few = values.is_in(numbers.filter(pl.Series(rows < least)).implode()).arg_true()
-    lonely = values[few].to_numpy()
-    nearest = np.abs(lonely[:, None] - shared).argmin(axis=1)
+    shared = np.sort(numbers[is_shared])
+    others = pl.Series(numbers[~is_shared], dtype=values.dtype)
+    few = values.is_in(others.implode()).arg_true()
+    nearest = np.abs(values[few].to_numpy()[:, None] - shared).argmin(axis=1)
     return values.clone().scatter(few, pl.Series(shared[nearest], dtype=values.dtype))
 
 
@@ -134,16 +142,15 @@ class Inputs:
 
 def inputs_of(values: pl.Series, kind: Kind, places: slice) -> Inputs:
     """The inputs of a column's cells (`shown`)."""
-    present = values.is_not_null().to_numpy()
     distinct, rows = counts_of(values)
     if kind == "category" or len(distinct) <= 2:
-        codes = values.replace_strict(
-            distinct, range(len(distinct)), default=-1, return_dtype=pl.Int64
-        )
-        return Inputs(places, groups=codes.fill_null(-1).to_numpy())
-    masks = [present]
+        groups = np.full(len(values), -1, np.int64)
+        for group, value in enumerate(distinct):
+            groups[(values == value).fill_null(False).to_numpy()] = group
+        return Inputs(places, groups=groups)
+    masks = [values.is_not_null().to_numpy()]
     if rows[0] >= MIN_ROWS:
-        masks.append(present & (values != distinct[0]).fill_null(False).to_numpy())
+        masks.append((values != distinct[0]).fill_null(False).to_numpy())
     is_shared = bool((rows >= MIN_ROWS).all())
     return Inputs(places, is_shared=is_shared, varying=tuple(masks))
 
@@ -201,9 +208,7 @@ def _without_small_meetings(parts: Sequence[Inputs]) -> list[int]:
     return kept
 
 
-def _meet_in_few(
-    one: Int64[NDArray, " rows"], other: Int64[NDArray, " rows"]
-) -> bool:
+def _meet_in_few(one: Int64[NDArray, " rows"], other: Int64[NDArray, " rows"]) -> bool:
     both = (one >= 0) & (other >= 0)
     pairs = one[both] * (other.max(initial=0) + 1) + other[both]
     counts = np.bincount(pairs) if len(pairs) else np.zeros(0, np.int64)
@@ -221,10 +226,16 @@ def _isolating(x: Float[NDArray, "rows inputs"], parts: Sequence[Inputs]) -> int
             if _isolated(known[rows]) is not None:
                 return place
     owners = np.concatenate(
-        [np.full(part.places.stop - part.places.start, i) for i, part in enumerate(parts)]
+        [
+            np.full(part.places.stop - part.places.start, i)
+            for i, part in enumerate(parts)
+        ]
     )
     every = np.concatenate([x[:, part.places] for part in parts], axis=1)
-    masks = [np.ones(len(x), np.bool_), *(part.varying[0] for part in parts if part.varying)]
+    masks = [
+        np.ones(len(x), np.bool_),
+        *(part.varying[0] for part in parts if part.varying),
+    ]
     for rows in {mask.tobytes(): mask for mask in masks}.values():
         weights = _isolated(every[rows])
         if weights is not None:

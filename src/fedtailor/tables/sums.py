@@ -92,15 +92,16 @@ class ColumnSums(BaseModel):
         if kind == "category":
             names, rows = counts_of(cells)
             categories = dict.fromkeys(agreed or (), 0)
-            categories |= dict(zip(names.to_list(), rows.tolist(), strict=True))
+            categories |= dict(zip(names.tolist(), rows.tolist(), strict=True))
             rare = categories.pop(RARE, 0)
             return ColumnSums.model_construct(
                 count=count, missing=missing, categories=categories, rare=rare
             )
         if not count:
             return ColumnSums(missing=missing)
-        mean = float(cells.mean() or 0.0)  # type: ignore[arg-type]
-        squares = float(((cells - mean) ** 2).sum())
+        numbers = cells.drop_nulls().to_numpy().astype(np.float64)
+        mean = float(numbers.mean())
+        squares = float(((numbers - mean) ** 2).sum())
         return ColumnSums.model_construct(
             count=count, missing=missing, mean=mean, squares=squares
         )
@@ -222,7 +223,7 @@ class InputSums(BaseModel):
         Raises:
             ValueError: there are not more rows than inputs, or few rows.
         """
-        x = np.empty((len(cells[0]), sum(len(it.inputs) for it in columns)), np.float32)
+        x = np.empty((len(cells[0]), sum(len(it.inputs) for it in columns)))
         parts, gaps, start = list[Inputs](), list[tuple[slice, int]](), 0
         for values, column in zip(cells, columns, strict=True):
             values, end = shown(values, column.kind), start + len(column.inputs)
@@ -236,14 +237,14 @@ class InputSums(BaseModel):
         # All is computed with gaps that have the mean of this client's other cells. What
         # is sent are the sums with the value that all clients put there, which follow from
         # these: the value is not this client's to choose, and could say where gaps are.
-        centred, filling = x.astype(np.float64), np.eye(x.shape[1])
+        filling = np.eye(x.shape[1])
         for places, indicator in gaps:
             is_gap = x[:, indicator] == 1
             if is_gap.any() and not is_gap.all():
-                mean = centred[~is_gap, places].mean(axis=0)
-                filling[indicator, places] = centred[is_gap, places][0] - mean
-                centred[is_gap, places] = mean
-        return InputSums.of_inputs(centred, parts, filling)
+                mean = x[~is_gap, places].mean(axis=0)
+                filling[indicator, places] = x[is_gap, places][0] - mean
+                x[is_gap, places] = mean
+        return InputSums.of_inputs(x, parts, filling)
 
     @staticmethod
     def of_inputs(

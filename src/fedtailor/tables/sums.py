@@ -99,8 +99,8 @@ class ColumnSums(BaseModel):
             )
         if not count:
             return ColumnSums(missing=missing)
-        numbers = cells.drop_nulls().to_numpy().astype(np.float64)
-        mean = float(numbers.mean())
+        numbers = cells.drop_nulls()
+        mean = float(numbers.mean() or 0.0)  # type: ignore[arg-type]
         squares = float(((numbers - mean) ** 2).sum())
         return ColumnSums.model_construct(
             count=count, missing=missing, mean=mean, squares=squares

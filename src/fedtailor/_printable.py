@@ -138,12 +138,14 @@ def markdown_text(text: object) -> str:
 
 
 def _with_mark(before: re.Match[str]) -> str:
-    """What stands before a sign of a formula, with `'` where the formula's cell begins."""
-    text = before[0]
+    """What stands before a sign of a formula, with `'` where the formula's cell begins: at
+    the beginning of the text, and after what separates columns.
+    """
+    text, first = before[0], "'" if before.start() == 0 else ""
     begins = max(map(text.rfind, ";\t\n\r")) + 1
-    if begins == 0 and before.start() > 0:
-        return text
-    return f"{text[:begins]}'{text[begins:]}"
+    if begins == 0:
+        return first + text
+    return f"{first}{text[:begins]}'{text[begins:]}"
 
 
 def _cell(text: str) -> str:

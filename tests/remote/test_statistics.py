@@ -435,7 +435,8 @@ def test_inputs_are_decorrelated_as_those_of_one_table_are(clients):
     )
     expected = fit_decorrelation(correlated)
     found = agreed.preprocessing(schema).decorrelation
-    np.testing.assert_allclose(found.mean, expected.mean, 1e-7, 1e-9)
+    # One table is decorrelated in float32.
+    np.testing.assert_allclose(found.mean, expected.mean, 1e-7, 1e-7)
     np.testing.assert_allclose(
         found.matrix, expected.matrix, atol=1e-5
     )  # inputs that sum to 1 do not vary in one direction

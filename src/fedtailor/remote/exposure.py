@@ -71,12 +71,17 @@ class Exposure:
 
 
 def exposure_of(plan: Plan, federation: Federation) -> Exposure:
-    """What a plan sends of a client: a vector of the model's size in each round."""
+    """What a plan sends of a client: a vector of the model's size in each round.
+
+    Methods that send several vectors a round send as many times more.
+    """
+    phases = [method for method, _ in plan.algorithm.phases()]
+    is_silent = all(method.server_sees == "nothing" for method in phases)
     rows = sum(len(part) for part in federation.train)
     inputs = int(np.prod(federation.input_shape, dtype=int))
     targets = int(np.prod(federation.y.shape[1:], dtype=int))
     return Exposure(
-        size=plan.model.size,
+        size=0 if is_silent else plan.model.size,
         rounds=plan.rounds,
         cells=rows * (inputs + targets),
         is_summed=plan.sums is not None,

@@ -65,12 +65,13 @@ def test_one_step_of_a_linear_model_shows_no_more_than_its_sums_of_products():
     rng = np.random.default_rng(0)
     table = {name: rng.normal(size=ROWS).tolist() for name in "xzy"}
     models = rng.normal(size=(20, 3))
-    both = lambda it: [*updates(it, models), *of_sums(it)]  # noqa: E731
-    assert identified(both, table, "xzy") == []
-    alone = lambda it: (
-        updates({**it, "y": it["y"]}, models)
-        + [  # noqa: E731
-            it["x"][0] * (it["y"][0] - it["x"][0] * slope) for slope in (0.0, 1.0)
-        ]
-    )
-    assert ("x", (0,)) in identified(alone, table, "xzy")
+
+    def together(it):
+        return [*updates(it, models), *of_sums(it)]
+
+    def of_single_rows(it):
+        x, y = it["x"][0], it["y"][0]
+        return [*updates(it, models), *(x * (y - x * slope) for slope in (0.0, 1.0))]
+
+    assert identified(together, table, "xzy") == []
+    assert ("x", (0,)) in identified(of_single_rows, table, "xzy")

@@ -5,8 +5,9 @@ histogram for each column of numbers, which all clients then count. Quantiles ar
 from the histograms, correlations from sums of products. What is compared between clients
 are shares of rows: in a bin, of a category, missing.
 
-A client sends no count of fewer than `MIN_ROWS` rows: such a bin is counted to one nearer
-to the middle; what `sums` does with categories and missing cells is like it.
+A client of a federation of machines sends no count of fewer than `MIN_ROWS` rows: such a
+bin is counted to one nearer to the middle; what `sums` does with categories and missing
+cells is like it. Of a table on one's own machine nothing is hidden.
 """
 
 import math
@@ -93,6 +94,8 @@ class Description(BaseModel):
         correlated: the columns of the products, in their order.
         least: counts of fewer rows are hidden; 1 = none.
         noise: the noise on all counts; None without.
+        quantiles: `QUANTILES` of each column of numbers or dates, from its cells; none
+            where only counts are known.
     """
 
     model_config = ConfigDict(
@@ -107,6 +110,9 @@ class Description(BaseModel):
     correlated: Annotated[tuple[str, ...], Field(strict=False)] = ()
     least: int = MIN_ROWS
     noise: CountNoise | None = None
+    quantiles: dict[str, Annotated[tuple[float, ...], Field(strict=False)]] = Field(
+        default_factory=dict
+    )
 
     @property
     def clients(self) -> tuple[str, ...]:
@@ -303,11 +309,12 @@ def describe_columns(
     columns: Mapping[str, pl.Series],
     kinds: Mapping[str, Kind],
     owners: Mapping[str, NDArray[np.integer]],
-    least: int = MIN_ROWS,
+    least: int = 1,
 ) -> Description:
     """Describe the columns of one table, whose rows belong to several clients.
 
-    The same numbers come of it as if each client had sent its sums.
+    With `least` of `MIN_ROWS` the same numbers come of it as if each client had sent its
+    sums.
 
     Args:
         columns: parsed cells, with null for missing ones.
@@ -345,7 +352,16 @@ def describe_columns(
         counts=counts,
         correlated=correlated,
         least=least,
+        quantiles=(
+            {name: _quantiles(columns[name]) for name in edges} if least == 1 else {}
+        ),
     )
+
+
+def _quantiles(values: pl.Series) -> tuple[float, ...]:
+    """`QUANTILES` of the cells that are not missing."""
+    present = values.drop_nulls().to_numpy()
+    return tuple(np.quantile(present, QUANTILES).tolist())
 
 
 def all_edges(

@@ -256,8 +256,8 @@ class InputSums(BaseModel):
 
         Args:
             x: the inputs of the rows, where missing cells have the mean of the others.
-            parts: what the inputs are of; None = all products are wanted, for this machine
-                alone.
+            parts: what the inputs are of; None = the sums of rows as they are, which do
+                not leave this machine.
             filling: what adds other values for missing cells; None = they keep the mean.
 
         Raises:
@@ -266,7 +266,7 @@ class InputSums(BaseModel):
         """
         rows, inputs = x.shape
         require(
-            rows > inputs and rows >= MIN_ROWS,
+            parts is None or (rows > inputs and rows >= MIN_ROWS),
             f"its {rows} training rows are not more than the {inputs} inputs, or fewer"
             f" than {MIN_ROWS}: sums of products would give them away (leave inputs"
             " correlated: decorrelate = false in a job, keep_correlated of a table)",

@@ -171,7 +171,7 @@ def test_all_failures_are_listed_with_those_that_raise(capsys):
 
 
 def test_exemptions_have_reasons():
-    """Which ones there are stands in docs/conformance.md, which tests/test_docs.py
+    """Which ones there are stands in docs/conformance.md, which tests/pages/test_docs.py
     compares with these.
     """
     assert all(len(reason) >= 5 for reason in OPT_OUTS.values())

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 if not (ROOT / "examples").exists():
     pytest.skip("examples are in the repository only", allow_module_level=True)
 sys.path.insert(0, str(ROOT / "docs"))

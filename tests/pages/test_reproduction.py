@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from scipy.stats import ttest_ind_from_stats
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "benchmarks" / "orderings.py"
 
 pytestmark = pytest.mark.skipif(

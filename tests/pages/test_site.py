@@ -12,7 +12,7 @@ import pytest
 
 import fedtailor as ft
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 if not (ROOT / "docs").exists():
     pytest.skip("docs are in the repository only", allow_module_level=True)
 sys.path.insert(0, str(ROOT / "docs"))

@@ -4,7 +4,9 @@
     python benchmarks/suite.py --out /tmp/suite --table      # of a run that was measured
 
 The first runs pytest with these arguments, compiled programs in an empty folder of its
-own, and writes a line a test to `OUT`. Every 10 ms of processor time a signal looks which
+own, and writes a line a test to `OUT`. With `--sample 10` one test of ten is run, which is enough to see where the time goes.
+
+Every 10 ms of processor time a signal looks which
 Python functions are running, and adds the processor time since the last look to what the
 innermost of them is known for. So a call into XLA counts as compiling as a whole, though
 Python sees nothing of it, and in whichever thread it is done. Time of processes that a
@@ -18,6 +20,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import zlib
 from collections import defaultdict
 from pathlib import Path
 
@@ -116,6 +119,15 @@ if "FEDTAILOR_SUITE_OUT" in os.environ and __name__ == "suite":
         return result
 
     @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(config, items):
+        """Of `FEDTAILOR_SUITE_SAMPLE` tests one, by their names."""
+        one_of = int(os.environ["FEDTAILOR_SUITE_SAMPLE"])
+        drawn = [zlib.crc32(item.nodeid.encode()) % one_of == 0 for item in items]
+        left = [item for item, taken in zip(items, drawn, strict=True) if not taken]
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item, taken in zip(items, drawn, strict=True) if taken]
+
+    @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish():
         write("end")
 
@@ -162,6 +174,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("--out", type=Path, required=True, help="a folder for lines")
     parser.add_argument("--table", action="store_true", help="run nothing")
+    parser.add_argument(
+        "--sample", type=int, default=1, help="run one of so many tests"
+    )
     parser.add_argument("--longest", type=int, default=0, help="so many tests, too")
     options, arguments = parser.parse_known_args()
     status = 0
@@ -175,6 +190,7 @@ def main():
                 **os.environ,
                 "PYTHONPATH": os.pathsep.join(path for path in paths if path),
                 "FEDTAILOR_SUITE_OUT": str(options.out),
+                "FEDTAILOR_SUITE_SAMPLE": str(options.sample),
                 "JAX_COMPILATION_CACHE_DIR": cache,
             }
             command = [sys.executable, "-m", "pytest", "-p", "suite", *arguments]

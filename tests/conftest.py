@@ -87,6 +87,7 @@ def pytest_collection_modifyitems(items):
 
     for item in _repeated(items, method):
         item.add_marker(pytest.mark.repeated)
+        item.add_marker(pytest.mark.nightly)
     for item in items:
         if PAGES in item.path.parents:
             item.add_marker(pytest.mark.pages)
@@ -118,9 +119,16 @@ def _repeated(items, method):
     for (path, test), of_test in cases.items():
         names = {method(item) for item in of_test} - {None}
         if "check" in of_test[0].callspec.params and names:
-            pairs = [tuple(map(item.callspec.params.get, ("name", "check"))) for item in of_test]
+            pairs = [
+                tuple(map(item.callspec.params.get, ("name", "check")))
+                for item in of_test
+            ]
             chosen = selection.covering(pairs)
-            left = [item for item, pair in zip(of_test, pairs, strict=True) if pair not in chosen]
+            left = [
+                item
+                for item, pair in zip(of_test, pairs, strict=True)
+                if pair not in chosen
+            ]
         elif len(names) > 2 * selection.EACH_TEST:
             chosen = selection.spread(test, names)
             left = [item for item in of_test if method(item) not in chosen]

@@ -36,11 +36,9 @@ def by_kind(names: Iterable[str]) -> list[str]:
 def spread(test: str, names: Iterable[str], count: int = EACH_TEST) -> set[str]:
     """`count` of the methods, of kinds that lie far apart; others for another test."""
     ordered = by_kind(names)
-    start = zlib.crc32(test.encode())
-    return {
-        ordered[(start + place * len(ordered) // count) % len(ordered)]
-        for place in range(min(count, len(ordered)))
-    }
+    start, count = zlib.crc32(test.encode()), min(count, len(ordered))
+    places = [start + place * len(ordered) // count for place in range(count)]
+    return {ordered[place % len(ordered)] for place in places}
 
 
 def covering(pairs: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:

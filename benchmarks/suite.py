@@ -4,7 +4,8 @@
     python benchmarks/suite.py --out /tmp/suite --table      # of a run that was measured
 
 The first runs pytest with these arguments, compiled programs in an empty folder of its
-own, and writes a line a test to `OUT`. With `--sample 10` one test of ten is run, which is enough to see where the time goes.
+own, and writes a line a test to `OUT`. With `--sample 10` it runs one test of ten, which
+is enough to see where the time goes.
 
 Every 10 ms of processor time a signal looks which
 Python functions are running, and adds the processor time since the last look to what the
@@ -98,7 +99,7 @@ class Clock:
 # The plugin for pytest
 # --------------------------------------------------------------------------------------
 
-if "FEDTAILOR_SUITE_OUT" in os.environ and __name__ == "suite":
+if "FEDTAILOR_SUITE_OUT" in os.environ and __name__ == "benchmarks.suite":
     import pytest
 
     clock = Clock()
@@ -185,7 +186,7 @@ def main():
         for file in options.out.glob("*.jsonl"):
             file.unlink()
         with tempfile.TemporaryDirectory() as cache:
-            paths = [str(ROOT / "benchmarks"), os.environ.get("PYTHONPATH", "")]
+            paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
             environment = {
                 **os.environ,
                 "PYTHONPATH": os.pathsep.join(path for path in paths if path),
@@ -193,7 +194,7 @@ def main():
                 "FEDTAILOR_SUITE_SAMPLE": str(options.sample),
                 "JAX_COMPILATION_CACHE_DIR": cache,
             }
-            command = [sys.executable, "-m", "pytest", "-p", "suite", *arguments]
+            command = [sys.executable, "-m", "pytest", "-p", "benchmarks.suite", *arguments]
             status = subprocess.run(command, cwd=ROOT, env=environment).returncode
     lines = read(options.out)
     print(table(lines))

@@ -5,8 +5,6 @@ and JAX are imported.
 import itertools
 import os
 import signal
-import tomllib
-from fnmatch import fnmatch
 from pathlib import Path
 
 import jaxtyping
@@ -146,29 +144,15 @@ def _repeated(items, method):
 # `make test-all` and CI install everything and set NO_SKIPS: what is skipped all the same
 # is listed, and fails the run unless allowed_skips.toml says why it may be.
 
-ALLOWED = Path(__file__).parent / "allowed_skips.toml"
-
-
-def _skips(terminal):
-    """[(test, reason, why it is allowed or None)]"""
-    allowed = tomllib.loads(ALLOWED.read_text())["skip"]
-    found = []
-    for report in terminal.stats.get("skipped", []):
-        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else ""
-        why = [
-            entry["because"]
-            for entry in allowed
-            if fnmatch(report.nodeid, entry["test"]) and entry["says"] in reason
-        ]
-        found.append((report.nodeid, reason, why[0] if why else None))
-    return found
-
 
 def pytest_sessionfinish(session):
     terminal = session.config.pluginmanager.get_plugin("terminalreporter")
     if "NO_SKIPS" not in os.environ or terminal is None:
         return
-    if any(why is None for _, _, why in _skips(terminal)) and session.exitstatus == 0:
+    from skips import judged
+
+    found = judged(terminal.stats.get("skipped", []))
+    if any(why is None for _, _, why in found) and session.exitstatus == 0:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
@@ -179,7 +163,9 @@ def pytest_terminal_summary(terminalreporter):
     if hasattr(terminalreporter.config, "workerinput"):
         return
     if "NO_SKIPS" in os.environ:
-        for test, reason, why in _skips(terminalreporter):
+        from skips import judged
+
+        for test, reason, why in judged(terminalreporter.stats.get("skipped", [])):
             because = f"allowed: {why}" if why else "NOT ALLOWED"
             terminalreporter.write_line(f"skipped: {test}: {reason} ({because})")
     times, stats = os.times(), terminalreporter.stats

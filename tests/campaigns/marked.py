@@ -108,7 +108,12 @@ _KINDS = {
     ),
 }
 JOBS = tuple(_KINDS)
-_POLICY = "secure_aggregation_only = false\nfederated_statistics = true\nruns = 1000000\nepsilon = 1e9\n"
+_POLICY = """secure_aggregation_only = false
+federated_statistics = true
+measurements = true
+runs = 1000000
+epsilon = 1e9
+"""
 
 
 @dataclass

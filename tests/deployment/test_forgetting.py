@@ -9,10 +9,12 @@ import jax
 import numpy as np
 import polars as pl
 import pytest
+from safetensors.numpy import save_file
 
 import fedtailor as ft
 from deployment_helpers import BLOBS, NAMES
 from fedtailor.deployment.forgetting import prove
+from fedtailor.deployment.traces import Traces
 from fedtailor.experiments import scenarios
 from fedtailor.storage import check
 
@@ -130,6 +132,38 @@ def test_what_is_left_is_found(without, trained, tmp_path):
     (copy / "notes.bin").write_bytes((run.path.parent / "table.csv").read_bytes()[:200])
     with pytest.raises(ValueError, match=r"notes\.bin: its "):
         prove(run, FORGOTTEN, copy)
+
+
+def test_a_number_is_a_name_only_where_clients_are_named(tmp_path):
+    """Numbers of arrays, categories and digests are no traces of client 14 or 1404."""
+    array = {"14": np.zeros(2, np.float32), "1404": np.ones(2, np.float32)}
+    save_file(array, tmp_path / "models.safetensors")
+    others = {"clients": {"13": {"array": "14"}, "15": {"array": "1404"}}}
+    others |= {"digest": "ab1404", "categories": ["14", "1404"]}
+    (tmp_path / "models.json").write_text(json.dumps(others))
+    (tmp_path / "manifest.toml").write_text('digest = "14"\n[data]\nclients = 1404\n')
+    (tmp_path / "log.txt").write_text("14 1404")
+    metrics = pl.DataFrame({"client": ["13", "15"], "metric": ["14", "1404"]})
+    metrics.write_parquet(tmp_path / "metrics.parquet")
+    for name in ("14", "1404"):
+        traces = Traces((name,), {}, frozenset())
+        assert traces.found_in(tmp_path) == []
+        for file, write in {
+            "models.json": lambda at, name=name: at.write_text(
+                json.dumps({"clients": {name: {"array": "3"}}})
+            ),
+            "manifest.toml": lambda at, name=name: at.write_text(
+                f'unseen = ["{name}"]'
+            ),
+            "metrics.parquet": lambda at, name=name: pl.DataFrame(
+                {"client": ["13", name]}
+            ).write_parquet(at),
+        }.items():
+            folder = tmp_path / name / file
+            folder.mkdir(parents=True)
+            write(folder / file)
+            assert traces.found_in(folder) == [{"file": file, "what": "its name"}]
+        shutil.rmtree(tmp_path / name)
 
 
 def test_a_client_of_a_scenario_is_forgotten(of_arrays, tmp_path, monkeypatch):

@@ -16,7 +16,7 @@ import pytest
 
 import fedtailor
 import fedtailor as ft
-from conformance.examples import OPT_OUTS, OWN_STEPS, opt_outs_table
+from conformance.examples import OPT_OUTS, opt_outs_table
 from conformance.methods import methods_table
 from fedtailor.protocol import Algorithm
 from fedtailor.testing import CHECKS
@@ -227,16 +227,6 @@ def test_parts_of_models(capsys):
     assert capsys.readouterr().out == "".join(blocks("models.md", "text")[:PARTS])
 
 
-def test_methods_of_own_steps_are_those_that_take_them():
-    """As tests/models/test_torch_engine.py finds out."""
-    row = re.search(
-        r"^\| (.+) \| their own steps",
-        PAGES["models-pytorch.md"].read_text(),
-        re.MULTILINE,
-    )[1]
-    assert set(re.findall(r"`([\w-]+)`", row)) == OWN_STEPS
-
-
 @pytest.mark.slow
 @pytest.mark.extra
 def test_pytorch_modules(tmp_path, monkeypatch, capsys):
@@ -250,7 +240,7 @@ def test_pytorch_modules(tmp_path, monkeypatch, capsys):
             names["converted"] = names["own"].model, jnp.asarray(names["own"].predictor)
     shown = [*blocks("models.md", "text")[PARTS:], *blocks("models-pytorch.md", "text")]
     assert capsys.readouterr().out == "".join(shown)
-    reader, images = names["Reader"](), names["images"]
+    reader, images = names["SteadyReader"](), names["images"]
     reader.load_state_dict(names["load_file"]("reader-3.safetensors"))
     theirs = reader(names["inputs"]).detach().numpy()
     np.testing.assert_allclose(

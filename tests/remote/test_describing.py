@@ -59,7 +59,7 @@ def test_the_description_is_that_of_the_rows_and_nothing_of_a_marked_table_leave
         start = sum(int(clients.handlers[name].sizes[0]) for name in SEEN[:place])
         rows[client] = np.arange(start, start + size)
     kinds = kinds_of(clients.job.schema)
-    local = describe_columns(columns, kinds, rows)
+    local = describe_columns(columns, kinds, rows, MIN_ROWS)
     assert described.rows == local.rows and described.correlated == local.correlated
     for name in ("age", "cost", "dose"):
         np.testing.assert_allclose(described.edges[name], local.edges[name], rtol=1e-12)

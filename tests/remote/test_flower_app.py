@@ -40,7 +40,7 @@ def no_compiler_settings(monkeypatch):
     monkeypatch.setattr(flower_app, "save_memory", lambda: None)
 
 
-OPEN = "secure_aggregation_only = false\n"
+OPEN = "secure_aggregation_only = false\nmeasurements = true\n"
 STATISTICS = 'test = 0.25\npreprocessing = "federated"\n'
 
 

@@ -16,7 +16,7 @@ from fedtailor.remote.client_store import ClientStore
 from fedtailor.remote.coordinate import coordinate
 from fedtailor.remote.examples import read_all, split_client_rows
 from fedtailor.remote.job import read_job
-from fedtailor.remote.job_work import AGREED, HELLO, INPUTS, STATISTICS, JobHandler
+from fedtailor.remote.job_work import JobHandler
 from fedtailor.remote.messages import (
     Request,
     decode_reply,
@@ -25,6 +25,7 @@ from fedtailor.remote.messages import (
 )
 from fedtailor.remote.plan import plan_of
 from fedtailor.remote.refusals import Refusal
+from fedtailor.remote.request_kind import AGREED, HELLO, INPUTS, STATISTICS
 from fedtailor.remote.service import Connection, Greeter, agree_on_preprocessing
 from fedtailor.remote.statistics import (
     Statistics,

@@ -6,13 +6,18 @@ import asyncio
 import base64
 import datetime
 import socket
+import subprocess
 import sys
 import threading
 import time
 
 import pytest
 
-from fedtailor.remote import superlink
+from fedtailor._choice import MachineFailed
+from fedtailor.cli import main
+from fedtailor.cli.commands import federation
+from fedtailor.remote import processes, superlink
+from fedtailor.remote.keys import make_authority
 from fedtailor.remote.superlink import (
     DEFAULT_LARGEST_BODY,
     LARGEST_BODY,
@@ -24,6 +29,40 @@ from fedtailor.remote.superlink import (
     LoopbackOnly,
     guarded_protocol,
 )
+
+
+def test_a_superlink_that_lives_is_waited_for(monkeypatch, tmp_path):
+    """One that took a minute under load ended `serve` as if the input were wrong."""
+    pytest.importorskip("cryptography", reason="certificates need the extra flower")
+    authority = make_authority("wards").public
+    monkeypatch.setattr(processes, "READY_S", 0.2)
+    monkeypatch.setattr(processes, "GIVE_UP_S", 0.6)
+    log = tmp_path / "superlink.log"
+    log.write_bytes(b"")
+    lines = []
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=-1) as process:
+        link = processes.SuperLink("h:1", authority, b"", process, log)
+        port = processes.free_port()
+        with pytest.raises(MachineFailed, match="did not answer within"):
+            processes._wait_until_ready(link, "127.0.0.1", port, lines.append)
+        process.kill()
+        process.wait()
+        with pytest.raises(
+            MachineFailed, match=r"^the SuperLink ended: it said nothing"
+        ):
+            processes._wait_until_ready(link, "127.0.0.1", port, lines.append)
+    assert len(lines) == 1 and "its process lives" in lines[0]
+
+
+def test_a_failure_of_the_machine_is_no_wrong_input(monkeypatch, tmp_path, capsys):
+    def fails(options):
+        raise MachineFailed("the SuperLink ended: it said nothing")
+
+    options, _ = federation.COMMANDS["serve"]
+    monkeypatch.setitem(federation.COMMANDS, "serve", (options, fails))
+    assert main(["federation", "serve", str(tmp_path)]) == 1
+    assert "the SuperLink ended: it said nothing\n" in capsys.readouterr().err
+
 
 FLEET, RUNTIME = superlink.HELD_S
 

@@ -273,9 +273,9 @@ FRAMES = {
         *with_age({7: "old", 9: "young"}),
         "'age' mixes numbers with 2 cells of text such as 'old'; mend",
     ),
-    "decimal commas": (
-        *with_age({7: "1,5"}),
-        "such as '1,5'; if that is a decimal comma, say decimal ','",
+    "points and commas": (
+        *with_age({7: "1,5", 9: "2.5"}),
+        "with a decimal point such as '2.5' and with a decimal comma such as '1,5'",
     ),
     "bytes": (
         frame(age=[b"x"] * ROWS),
@@ -324,7 +324,7 @@ FRAMES = {
     "text time": (
         frame(when=["now", "then"] * 12),
         {"time": "when"},
-        "'when' holds category values, neither numbers",
+        "'when' holds category values such as 'now', neither numbers",
     ),
     "unseen stranger": (
         frame(),

@@ -12,6 +12,7 @@ from fedtailor.report.description import bars, description_tables, sentences
 from fedtailor.tables.describing import describe_table
 from fedtailor.tables.description import (
     BINS,
+    QUANTILES,
     correlations,
     describe_columns,
     edges_of,
@@ -149,6 +150,53 @@ def test_one_client_has_nothing_to_differ_from(tmp_path):
         drifts(description)
     with pytest.raises(ValueError, match="nowhere"):
         describe_table(tmp_path / "t.csv", client="nowhere")
+
+
+def own_table():
+    """A table without a missing cell; of two hospitals with four rows each."""
+    rng, rows = np.random.default_rng(5), 208
+    site = np.array(["a"] * 100 + ["b"] * 100 + ["c"] * 4 + ["d"] * 4)
+    died = (rng.random(rows) < 0.3).astype(int)
+    died[:100] = np.arange(100) < 3  # few rows of hospital a
+    kind = rng.choice(["common", "rare"], rows, p=[0.97, 0.03])
+    age = rng.normal(60, 10, rows)
+    return pl.DataFrame({"site": site, "died": died, "kind": kind, "age": age})
+
+
+def test_nothing_is_hidden_of_ones_own_table():
+    frame = own_table()
+    description, _ = describe_table(frame, client="site")
+    shown = description_tables(description)
+    rows = {row[0]: row for row in shown["columns"].rows}
+    assert all(row[3].mean == 0 for row in rows.values())
+    assert all(row[2].mean == 0 for row in shown["clients"].rows)
+    total = description.total("died")
+    assert total.mean == pytest.approx(frame["died"].mean(), rel=1e-12)
+    rare = int((frame["kind"] == "rare").sum())
+    assert description.total("kind").categories["rare"] == rare
+    numbers = {row[0]: row for row in shown["numbers"].rows}
+    assert [cell.mean for cell in numbers["age"][4:]] == pytest.approx(
+        [frame["age"].quantile(level, "linear") for level in QUANTILES]
+    )
+    expected = np.corrcoef(frame["age"], frame["died"])[0, 1]
+    assert correlations(description)[0].r == pytest.approx(expected, abs=1e-6)
+    assert not any(
+        "hidden" in line or "fewer" in line for line in sentences(description)
+    )
+
+
+def test_zeros_and_ones_have_a_share_and_no_quantiles():
+    frame = own_table()
+    frame = frame.with_columns(
+        low=frame["died"].cast(pl.String), half=frame["died"] / 1
+    )
+    description, _ = describe_table(frame, client="site")
+    shown = description_tables(description)
+    assert [row[0] for row in shown["numbers"].rows] == ["age"]
+    shares = {row[0]: row[1] for row in shown["categories"].rows}
+    percent = f"{100 * frame['died'].mean():.1f} %"
+    for name in ("died", "low", "half"):
+        assert f"yes {percent}" in shares[name]
 
 
 def test_bars():

@@ -76,7 +76,7 @@ def test_quantities_with_units_are_named():
     texts = {
         "weight": [f"{n}.5 kg" for n in numbers],
         "share": [f"{n}%" for n in numbers],
-        "price": [f"1,{n:03d}" for n in numbers],
+        "price": [f"$1,{n:03d}" for n in numbers],
         "name": [f"{n} Baker Street" for n in numbers],
     }
     frame = pl.DataFrame(

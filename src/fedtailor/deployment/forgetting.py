@@ -94,14 +94,13 @@ def forget(
     origin = run.manifest.get("origin")
     if origin is not None:
         origin = {**origin, CLIENTS: remaining}
-    summary, model = run.stored.summary, run.model
+    model = run.model
     outputs = model.task.outputs(federation.classes, federation.y.shape[1:])
     # The inputs of a table may differ without the client, so the model is bound again.
     bound_model = model.architecture.bind(
         federation.input_shape, outputs, loss=model.loss, dtype=model.dtype
     )
-    # Runs of fedtailor 0.1 have only "rounds", the number of rounds done.
-    rounds = int(summary.get("asked_rounds", summary["rounds"]))
+    rounds = int(run.stored.summary["asked_rounds"])
     store = Store(
         path,
         keep_rows=(run.path / ROWS).exists(),

@@ -1,7 +1,7 @@
 """Predicts the raw rows of a file."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -191,9 +191,12 @@ def read_raw_rows(path: Path, preprocessing: Preprocessing) -> pl.DataFrame:
     Raises:
         ValueError: the file cannot be read as a table.
     """
-    options = replace(TableOptions(), missing=preprocessing.missing)
-    if preprocessing.decimal == ",":
-        options = replace(options, decimal=",")
+    options = TableOptions(
+        client=preprocessing.client,
+        missing=preprocessing.missing,
+        decimal="," if preprocessing.decimal == "," else ".",
+        thousands=preprocessing.thousands,
+    )
     return read(path, options).frame
 
 

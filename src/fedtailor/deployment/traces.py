@@ -5,6 +5,7 @@ and in the cells of all files.
 """
 
 import json
+import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
@@ -24,10 +25,14 @@ CHUNK_BYTES = 16
 Any copy of at least twice as many bytes contains a complete chunk.
 """
 MIN_SUBSTRING = 4
-"""Minimum length of a name that is searched for as a substring.
+"""Minimum length of a name that is searched for everywhere, also within other texts.
 
-Shorter names are compared with whole texts only.
+Shorter names, and numbers, are looked for where files name clients (`_OF_CLIENTS`): a "14"
+may also be the number of an array, a category, or a part of a digest.
 """
+_NUMBER = re.compile(r"[\d.,+-]+")
+_OF_CLIENTS = ("client", "clients", "unseen", "names")
+"""Columns, and keys of JSON and TOML, whose texts are names of clients."""
 _WORD = np.dtype("<u8")
 
 
@@ -60,12 +65,16 @@ class Traces:
             if _contains(data, chunks):
                 yield what
         texts = set(_texts_of(path, data))
+        of_clients = set(_texts_of(path, data, of_clients=True))
         for name in self.names:
+            if len(name) < MIN_SUBSTRING or _NUMBER.fullmatch(name):
+                if name in of_clients:
+                    yield "its name"
+                continue
             encoded = (name.encode(), name.encode("utf-16-le"))
             if len(name) > MIN_SUBSTRING and any(text in data for text in encoded):
                 yield "its name"
-            is_substring = any(name in text for text in texts)
-            if name in texts or (len(name) >= MIN_SUBSTRING and is_substring):
+            if any(name in text for text in texts):
                 yield "its name"
         if path.suffix == ".parquet":
             frame = read_parquet(path)
@@ -126,36 +135,49 @@ def _contains(data: bytes, chunks: set[bytes]) -> bool:
     return False
 
 
-def _texts_of(path: Path, data: bytes) -> Iterator[str]:
+def _texts_of(path: Path, data: bytes, *, of_clients: bool = False) -> Iterator[str]:
     """The texts in a file: keys and values, cells, names of columns and arrays.
 
     Files of other formats give their words.
+
+    Args:
+        path: the file.
+        data: its content.
+        of_clients: only texts where files name clients.
     """
     if path.suffix == ".json":
-        yield from _strings(json.loads(data))
+        yield from _strings(json.loads(data), all_of_them=not of_clients)
     elif path.suffix == ".toml":
-        yield from _strings(tomllib.loads(data.decode()))
+        yield from _strings(tomllib.loads(data.decode()), all_of_them=not of_clients)
     elif path.suffix == ".parquet":
         frame = read_parquet(path)
-        yield from frame.columns
+        yield from () if of_clients else frame.columns
         for column in frame.select(pl.col(pl.String)):
-            yield from column.unique().drop_nulls()
+            if not of_clients or column.name in _OF_CLIENTS:
+                yield from column.unique().drop_nulls()
     elif path.suffix == ".safetensors":
         with safe_open(path, framework="numpy") as file:
-            yield from file.keys()
-            yield from (file.metadata() or {}).values()
-    else:
+            yield from () if of_clients else file.keys()
+            yield from () if of_clients else (file.metadata() or {}).values()
+    elif not of_clients:
         yield from data.decode("utf-8", "ignore").split()
 
 
-def _strings(value: Any) -> Iterator[str]:
-    """All strings in a JSON value, including keys."""
+def _strings(value: Any, *, all_of_them: bool = True) -> Iterator[str]:
+    """Strings in a JSON value, including keys: all, or those that name clients.
+
+    These are the keys and the texts directly below a key of `_OF_CLIENTS`.
+    """
     if isinstance(value, Mapping):
         for key, inner in value.items():
-            yield str(key)
-            yield from _strings(inner)
+            if all_of_them:
+                yield str(key)
+            elif key in _OF_CLIENTS:
+                texts = inner if isinstance(inner, Mapping | list) else [inner]
+                yield from (text for text in texts if isinstance(text, str))
+            yield from _strings(inner, all_of_them=all_of_them)
     elif isinstance(value, list):
         for inner in value:
-            yield from _strings(inner)
-    elif isinstance(value, str):
+            yield from _strings(inner, all_of_them=all_of_them)
+    elif isinstance(value, str) and all_of_them:
         yield value

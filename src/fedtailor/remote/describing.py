@@ -645,8 +645,7 @@ def _read(path: Path) -> dict[str, Any]:
         if not path.is_file():
             return {}
         content = json.loads(path.read_bytes())
-        is_whole = isinstance(content, dict) and DIGEST_KEY in content
-        require(is_whole and has_valid_digest(content), "it is not what was written")
+        require(has_valid_digest(content), "it is not what was written")
         del content[DIGEST_KEY]
         return content
     except (OSError, ValueError, RecursionError) as error:

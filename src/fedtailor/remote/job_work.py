@@ -26,6 +26,13 @@ from fedtailor.remote.origin import OwnOrigin
 from fedtailor.remote.plan import plan_of
 from fedtailor.remote.refusals import Refusal, Refused, refuse_unless, refusing
 from fedtailor.remote.releases import RELEASE, talk
+from fedtailor.remote.request_kind import (
+    HELLO,
+    INPUTS,
+    STATISTICS,
+    RequestKind,
+    kind_of,
+)
 from fedtailor.remote.run_log import info_of
 from fedtailor.remote.statistics import (
     OWN_FILE,
@@ -39,29 +46,6 @@ from fedtailor.remote.table import ClientExamples, read_rows
 from fedtailor.remote.transport import RequestHandler
 from fedtailor.remote.work import RoundHandler
 from fedtailor.tables.sums import InputSums
-
-HELLO = "hello"
-"""Task: report the numbers of training, validation and test rows."""
-
-STATISTICS = "statistics"
-"""Task: send counts and sums over the client's training rows."""
-
-INPUTS = "inputs"
-"""Task: send sums of products of the inputs.
-
-The request holds the pooled statistics of all clients' columns, which determine how
-columns become inputs.
-"""
-
-AGREED = "agreed"
-"""Task: convert the table to examples, by the pooled statistics in the request.
-
-The answer holds no arrays.
-"""
-
-
-TABLE_TASKS = (HELLO, STATISTICS, INPUTS, AGREED, DESCRIBE)
-"""Tasks before training, about the client's table."""
 
 
 class JobHandler:
@@ -139,6 +123,7 @@ class JobHandler:
         Raises:
             Refused: the client does not do the task.
         """
+        kind = kind_of(request)
         if request.task == HELLO:
             release = request.algorithm.get("release")
             refuse_unless(
@@ -152,10 +137,10 @@ class JobHandler:
                 "rows": self.sizes,
                 "release": np.frombuffer(RELEASE.encode(), np.uint8),
             }
-        if request.task in (STATISTICS, INPUTS, AGREED):
-            return self._preprocess(request)
         if request.task == DESCRIBE:
             return self._describe(request)
+        if kind is RequestKind.TABLE:
+            return self._preprocess(request)
         refuse_unless(
             self._rounds is not None,
             Refusal.NO_STATISTICS,

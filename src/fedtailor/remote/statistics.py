@@ -164,12 +164,7 @@ class Statistics(BaseModel):
             if not path.is_file():
                 return None
             content = json.loads(path.read_bytes())
-            require(
-                isinstance(content, dict)
-                and DIGEST_KEY in content
-                and has_valid_digest(content),
-                "it is not what was written",
-            )
+            require(has_valid_digest(content), "it is not what was written")
             del content[DIGEST_KEY]
             return Statistics.from_json(json.dumps(content), schema)
         except (OSError, ValueError, RecursionError) as error:

@@ -176,16 +176,20 @@ def _numbers(description: Description) -> ReportTable:
             row += [_date(total.mean), f"{total.deviation:.3g} d"]
         else:
             row += [_number(total.mean), _number(total.deviation)]
-        for level in QUANTILES:
-            value, sign = quantile(edges, counts, level)
-            text = _date(value) if is_date else _rounded(value, edges[1] - edges[0])
+        exact = description.quantiles.get(name)
+        for place, level in enumerate(QUANTILES):
+            if exact is not None:
+                value, sign, text = exact[place], "", f"{exact[place]:.4g}"
+            else:
+                value, sign = quantile(edges, counts, level)
+                text = _rounded(value, edges[1] - edges[0])
+            text = _date(value) if is_date else text
             is_text = bool(sign) or is_date
             row.append(f"{sign}{text}" if is_text else Number(value, text))
         rows.append(row)
-    note = (
-        "histogram: 20 bins around the mean, the outer two open. Quantiles are read from"
-        " it, to the width of a bin."
-    )
+    note = "histogram: 20 bins around the mean, the outer two open."
+    if not description.quantiles:
+        note += " Quantiles are read from it, to the width of a bin."
     return ReportTable("Numbers", headers, rows, text=2, note=note)
 
 
@@ -202,12 +206,21 @@ def _categories(description: Description) -> ReportTable:
         }
         in_order = sorted(named, key=named.__getitem__, reverse=True)
         parts = [
-            f"{label} {named[label] / total:.0%}" for label in in_order[:MOST_NAMES]
+            f"{label} {_share(named[label] / total)}" for label in in_order[:MOST_NAMES]
         ]
+        if missing:
+            parts.append(f"missing {_share(missing / total)}")
         if len(in_order) > MOST_NAMES:
             parts.append(f"{len(in_order) - MOST_NAMES} more")
         rows.append([name, ", ".join(parts)])
-    return ReportTable("Categories", ["column", "shares of rows"], rows, text=2)
+    note = "yes: true, or 1 in a column of 0 and 1."
+    return ReportTable(
+        "Categories",
+        ["column", "shares of rows"],
+        rows,
+        text=2,
+        note=note if "boolean" in description.kinds.values() else "",
+    )
 
 
 def _clients(description: Description) -> ReportTable:
@@ -336,10 +349,17 @@ def _rounded(value: float, width: float) -> str:
 
 
 def _percent(share: float) -> Number:
-    if math.isnan(share):
-        return Number(math.nan, "-")
-    digits = 1 if 0 < share < 0.1 else 0
-    return Number(100 * share, f"{100 * share:.{digits}f} %")
+    return Number(100 * share, "-" if math.isnan(share) else _share(share))
+
+
+def _share(share: float) -> str:
+    """A share in per cent; only none reads 0 %, and only all reads 100 %."""
+    percent = 100 * share
+    if 0 < percent < 0.05:
+        return "<0.1 %"
+    if 99.95 <= percent < 100:
+        return ">99.9 %"
+    return f"{percent:.1f}".removesuffix(".0") + " %"
 
 
 def _date(days: float) -> str:

@@ -38,8 +38,6 @@ class ScenarioUse:
     participation: int | float
     sampling: str = "uniform"
 
-    later_fields = ("sampling",)
-
 
 @dataclass(frozen=True)
 class MethodRun:
@@ -97,8 +95,6 @@ class CandidateRun:
     val: float | None
     chosen: bool
     rounds: int | None = None
-
-    later_fields = ("rounds",)
 
     def rounds_of(self, total_rounds: int) -> int:
         """The rounds that were trained, given the rounds of a complete run."""

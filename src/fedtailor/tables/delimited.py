@@ -5,6 +5,7 @@ import csv
 import gzip
 import io
 import re
+import unicodedata
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -38,8 +39,6 @@ and a dash, a dot, and ? (UCI).
 """
 
 _SAMPLE_BYTES = 1 << 18
-_INFER_FROM = 10_000
-"""Number of lines from which the types of the columns are inferred first."""
 _SEPARATORS = ",;\t|"
 _BYTE_ORDER_MARKS = (
     (codecs.BOM_UTF8, "utf-8"),  # polars skips this one itself
@@ -48,8 +47,9 @@ _BYTE_ORDER_MARKS = (
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
-_COMMA_NUMBER = re.compile(r"\s*[+-]?\d+,\d+\s*")
-_POINT_NUMBER = re.compile(r"\s*[+-]?\d+\.\d+\s*")
+_COMMA_NUMBER = re.compile(r"\s*[+-]?(\d+|\d{1,3}(\.\d{3})+),\d+\s*")
+_POINT_NUMBER = re.compile(r"\s*[+-]?(\d+|\d{1,3}(,\d{3})+)\.\d+\s*")
+_GROUP_OF_THREE = re.compile(r"\s*[+-]?\d{1,3}[.,]\d{3}\s*")
 _NUMBER = re.compile(r"\s*[+-]?(\d+([.,]\d*)?|[.,]\d+)([eE][+-]?\d+)?\s*")
 
 
@@ -71,9 +71,8 @@ class FileContent:
 def read_delimited(path: Path, options: "TableOptions") -> FileContent:
     """Read a file of delimited text.
 
-    A column is numeric if all of its cells are numbers, otherwise text. The client and
-    group columns are always text, so that "007" is unchanged. Missing cells are null.
-    Empty lines are skipped.
+    All cells are text (`numerals` converts them). Missing cells are null. Empty lines are
+    skipped.
 
     Raises:
         ValueError: the file is empty or no text, or its lines do not fit its header.
@@ -87,31 +86,16 @@ def read_delimited(path: Path, options: "TableOptions") -> FileContent:
         notes.append(f"Cells are separated by {separator!r}.")
     if decimal == "," and options.decimal is None:
         notes.append("Numbers are written with a decimal comma.")
-    text_columns = {
-        name: pl.String()
-        for name in header
-        if name.strip() in (options.client, options.group)
-    }
 
-    def parse(
-        source: Path | io.BytesIO, infer_from: int | None = _INFER_FROM
-    ) -> pl.DataFrame:
-        try:
-            return pl.read_csv(
-                source,
-                separator=separator,
-                decimal_comma=decimal == ",",
-                null_values=[*MISSING_WORDS, *options.missing],
-                infer_schema_length=infer_from,
-                schema_overrides=text_columns,
-                glob=False,  # brackets in a path are no pattern
-            )
-        except pl.exceptions.ComputeError:
-            if infer_from is None:
-                raise
-            # Perhaps a later cell is of another type. Infer the types from all lines,
-            # which takes five times as long.
-            return parse(source, None)
+    def parse(source: Path | io.BytesIO) -> pl.DataFrame:
+        # Every cell is text, so that none loses a leading zero or a thousands mark.
+        return pl.read_csv(
+            source,
+            separator=separator,
+            null_values=[*MISSING_WORDS, *options.missing],
+            infer_schema=False,
+            glob=False,  # brackets in a path are no pattern
+        )
 
     try:
         try:
@@ -175,6 +159,7 @@ def _read_head(
     if not is_complete:
         lines = lines[:-1]  # the sample ends in the middle of this line
     header, *lines = lines or [[]]
+    header = [unicodedata.normalize("NFC", name) for name in header]
     _check_header(header, lines, path, separator)
     return header, lines, separator, encoding
 
@@ -270,12 +255,16 @@ def _detect_separator(text: str) -> str:
 
 
 def _detect_decimal(lines: Sequence[Sequence[str]], separator: str) -> str:
-    """The decimal sign: a comma if there are numbers like 1,5 and none like 1.5."""
+    """The decimal sign: a comma if there are numbers like 1,5 and none like 1.5.
+
+    The dot of 10.267 may be a thousands mark.
+    """
     if separator == ",":
         return "."
     cells = {cell for line in lines[:1000] for cell in line}
+    sure = {cell for cell in cells if not _GROUP_OF_THREE.fullmatch(cell)}
     has_comma = any(_COMMA_NUMBER.fullmatch(cell) for cell in cells)
-    has_point = any(_POINT_NUMBER.fullmatch(cell) for cell in cells)
+    has_point = any(_POINT_NUMBER.fullmatch(cell) for cell in sure)
     return "," if has_comma and not has_point else "."
 
 

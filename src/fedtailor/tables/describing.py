@@ -1,5 +1,6 @@
 """`describe_table`: describe the columns of a user's file or data frame."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,6 @@ import polars as pl
 from fedtailor.protocol import require
 from fedtailor.tables.checks import check_clients
 from fedtailor.tables.description import Description, describe_columns
-from fedtailor.tables.encoding import MIN_ROWS
 from fedtailor.tables.kinds import ParsedColumn, parse_column
 from fedtailor.tables.options import make_options
 from fedtailor.tables.problems import Problems, missing_columns
@@ -26,7 +26,7 @@ def describe_table(
     drop: tuple[str, ...] = (),
     categories: tuple[str, ...] = (),
     missing: tuple[str, ...] = (),
-    least: int = MIN_ROWS,
+    least: int = 1,
 ) -> tuple[Description, tuple[str, ...]]:
     """Describe the columns of a table by counts and sums of each client.
 
@@ -36,7 +36,8 @@ def describe_table(
         drop: columns to leave out.
         categories: columns of numbers that are codes.
         missing: further words for missing cells.
-        least: counts of fewer rows are hidden; 1 = none.
+        least: counts of fewer rows are hidden, as a client of a federation of machines
+            hides them from others; 1 = none.
 
     Returns:
         The description, and notes on what was left out, in sentences.
@@ -95,4 +96,7 @@ def _parse(
             " texts."
         )
         return None
+    if parsed.kind == "number" and set(parsed.values.drop_nulls().unique()) == {0, 1}:
+        # What is asked of zeros and ones is a share, no quantile.
+        return replace(parsed, kind="boolean")
     return parsed

@@ -5,8 +5,9 @@ histogram for each column of numbers, which all clients then count. Quantiles ar
 from the histograms, correlations from sums of products. What is compared between clients
 are shares of rows: in a bin, of a category, missing.
 
-A client sends no count of fewer than `MIN_ROWS` rows: such a bin is counted to one nearer
-to the middle; what `sums` does with categories and missing cells is like it.
+A client of a federation of machines sends no count of fewer than `MIN_ROWS` rows: such a
+bin is counted to one nearer to the middle; what `sums` does with categories and missing
+cells is like it. Of a table on one's own machine nothing is hidden.
 """
 
 import math
@@ -94,6 +95,8 @@ class Description(BaseModel):
         correlated: the columns of the products, in their order.
         least: counts of fewer rows are hidden; 1 = none.
         noise: the noise on all counts; None without.
+        quantiles: `QUANTILES` of each column of numbers or dates, from its cells; none
+            where only counts are known.
     """
 
     model_config = ConfigDict(
@@ -108,6 +111,9 @@ class Description(BaseModel):
     correlated: Annotated[tuple[str, ...], Field(strict=False)] = ()
     least: int = MIN_ROWS
     noise: CountNoise | None = None
+    quantiles: dict[str, Annotated[tuple[float, ...], Field(strict=False)]] = Field(
+        default_factory=dict
+    )
 
     @property
     def clients(self) -> tuple[str, ...]:
@@ -249,6 +255,7 @@ def products_of(
     columns: Mapping[str, pl.Series],
     pooled: Mapping[str, ColumnSums],
     correlated: Sequence[str],
+    least: int = MIN_ROWS,
 ) -> InputSums | None:
     """Sums of products of columns in deviations from the pooled mean.
 
@@ -256,6 +263,7 @@ def products_of(
         columns: the cells of the client; missing ones count as the mean.
         pooled: sums over all clients.
         correlated: the columns to multiply.
+        least: 1 = the products of all rows as they are, which do not leave this machine.
 
     Returns:
         The sums; None if the client has too few rows for so many columns, or there are
@@ -272,6 +280,8 @@ def products_of(
     x = np.stack(parts, axis=1)
     if not np.isfinite(x).all():
         return None
+    if least == 1:
+        return InputSums.of_all(x)
     try:
         return InputSums.of(x)
     except ValueError:
@@ -298,11 +308,12 @@ def describe_columns(
     columns: Mapping[str, pl.Series],
     kinds: Mapping[str, Kind],
     owners: Mapping[str, NDArray[np.integer]],
-    least: int = MIN_ROWS,
+    least: int = 1,
 ) -> Description:
     """Describe the columns of one table, whose rows belong to several clients.
 
-    The same numbers come of it as if each client had sent its sums.
+    With `least` of `MIN_ROWS` the same numbers come of it as if each client had sent its
+    sums.
 
     Args:
         columns: parsed cells, with null for missing ones.
@@ -330,7 +341,7 @@ def describe_columns(
             name: histogram_of(own[name], kinds[name], inner, least)
             for name, inner in edges.items()
         }
-        products = products_of(own, pooled, correlated)
+        products = products_of(own, pooled, correlated, least)
         counts[client] = ClientCounts(histograms=histograms, products=products)
     return Description(
         kinds=dict(kinds),
@@ -340,7 +351,16 @@ def describe_columns(
         counts=counts,
         correlated=correlated,
         least=least,
+        quantiles=(
+            {name: _quantiles(columns[name]) for name in edges} if least == 1 else {}
+        ),
     )
+
+
+def _quantiles(values: pl.Series) -> tuple[float, ...]:
+    """`QUANTILES` of the cells that are not missing."""
+    present = values.drop_nulls().to_numpy()
+    return tuple(np.quantile(present, QUANTILES).tolist())
 
 
 def all_edges(

@@ -8,6 +8,7 @@ import polars as pl
 
 from fedtailor._documentation import see
 from fedtailor.protocol import require
+from fedtailor.tables.numerals import check_one_way, has_leading_zeros
 from fedtailor.tables.problems import first_row
 
 Kind = Literal["number", "category", "boolean", "date"]
@@ -24,19 +25,35 @@ MAX_MAGNITUDE = 1e150
 _TRUE_WORDS = ("true", "yes", "t", "y")
 _FALSE_WORDS = ("false", "no", "f", "n")
 _MICROSECONDS_PER_DAY = 86_400_000_000
-_DATE_PATTERN = re.compile(r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}")
+_DATE_PATTERN = re.compile(
+    r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}|\d{4}-\d{2}$|\d{1,2}-?[A-Za-z]{3}-?\d{2,4}"
+)
+_TWO_DIGIT_YEAR = (
+    r"^\d{1,2}[-/.]\d{1,2}[-/.]\d{2}($|[ T])|^\d{1,2}-?[A-Za-z]{3}-?\d{2}($|[ :])"
+)
+_OFFSET = "%#z"
+"""The offset of a time zone: Z, +01, +0100 or +01:00."""
 _DATE_FORMATS = (
     "%Y-%m-%d",
     "%Y-%m-%d %H:%M:%S%.f",
     "%Y-%m-%dT%H:%M:%S%.f",
-    "%Y-%m-%dT%H:%M:%S%.fZ",
+    f"%Y-%m-%d %H:%M:%S%.f{_OFFSET}",
+    f"%Y-%m-%dT%H:%M:%S%.f{_OFFSET}",
+    f"%Y-%m-%d %H:%M:%S%.f {_OFFSET}",
     "%Y-%m-%d %H:%M",
+    "%Y-%m-%dT%H:%M",
+    f"%Y-%m-%dT%H:%M{_OFFSET}",
+    "%Y-%m",
     "%Y/%m/%d",
     "%Y/%m/%d %H:%M:%S",
     "%d.%m.%Y",
     "%d.%m.%Y %H:%M",
     "%d.%m.%Y %H:%M:%S",
     "%d-%m-%Y",
+    "%d%b%Y",
+    "%d%b%Y:%H:%M:%S%.f",
+    "%d-%b-%Y",
+    "%d-%b-%Y %H:%M:%S%.f",
     "%d/%m/%Y",
     "%m/%d/%Y",
     "%d/%m/%Y %H:%M",
@@ -44,6 +61,7 @@ _DATE_FORMATS = (
     "%d/%m/%Y %H:%M:%S",
     "%m/%d/%Y %H:%M:%S",
 )
+"""Those of ISO 8601, FHIR and Postgres; of Germany; of SAS; of other countries."""
 
 
 @dataclass(frozen=True)
@@ -131,6 +149,24 @@ def parse_as(
     return values, series.is_not_null() & values.is_null()
 
 
+def parse_times(series: pl.Series) -> ParsedColumn:
+    """Parse a column that orders rows.
+
+    Raises:
+        ValueError: it holds neither numbers nor dates.
+    """
+    if series.dtype == pl.String and has_leading_zeros(series):
+        series = series.cast(pl.Int64)  # 0830
+    parsed = parse_column(series)
+    require(
+        parsed.kind in ("number", "date"),
+        f"time column {series.name!r} holds {parsed.kind} values such as"
+        f" {series.drop_nulls().first()!r}, neither numbers nor dates; write them as"
+        " 2024-12-31, 2024-12-31T14:30:00+01:00 or numbers",
+    )
+    return parsed
+
+
 def category_text(series: pl.Series) -> pl.Series:
     """Convert categories to text.
 
@@ -144,7 +180,12 @@ def category_text(series: pl.Series) -> pl.Series:
 
 
 def as_numbers(series: pl.Series) -> pl.Series | None:
-    """Convert text to Float64; None if a cell is neither missing nor a number."""
+    """Convert text to Float64; None if a cell is neither missing nor a number.
+
+    Codes with leading zeros (00501) are no numbers.
+    """
+    if has_leading_zeros(series):
+        return None
     numbers = series.cast(pl.Float64, strict=False)
     return numbers if numbers.null_count() == series.null_count() else None
 
@@ -164,6 +205,11 @@ def _parse_text(series: pl.Series) -> ParsedColumn:
         if booleans.null_count() == series.null_count():
             return ParsedColumn("boolean", booleans)
     if _DATE_PATTERN.match(first):
+        require(
+            not present.str.contains(_TWO_DIGIT_YEAR).all(),
+            f"column {series.name!r} holds dates such as {first!r}, whose year has two"
+            " digits; write the century, as in 2024-12-31, or drop the column",
+        )
         candidates = [
             ParsedColumn("date", days, date_format=date_format)
             for date_format in _DATE_FORMATS
@@ -178,7 +224,9 @@ def _parse_text(series: pl.Series) -> ParsedColumn:
             )
         if candidates:
             return candidates[0]
-    _require_no_mixture(present)
+    check_one_way(present)
+    if not has_leading_zeros(series):
+        _require_no_mixture(present)
     return ParsedColumn("category", series)
 
 
@@ -194,12 +242,9 @@ def _require_no_mixture(present: pl.Series) -> None:
     if distinct <= MAX_CATEGORIES and distinct <= len(present) / 2:
         return
     words = present.filter(~is_number)
-    hint = ""
-    if words.str.contains(r"^[+-]?\d+,\d+$").all():
-        hint = "; if that is a decimal comma, say decimal ','"
     raise ValueError(
         f"column {present.name!r} mixes numbers with {len(words):,} cells of text such"
-        f" as {words[0]!r}{hint}; mend them, name the words that mean a missing cell"
+        f" as {words[0]!r}; mend them, name the words that mean a missing cell"
         " with `missing`, the column in `categories`, or drop it"
         f"{see('errors#a-column-of-numbers-and-words')}"
     )
@@ -233,6 +278,12 @@ def _parse_booleans(series: pl.Series) -> pl.Series:
 def _parse_dates(series: pl.Series, date_format: str) -> pl.Series | None:
     """Convert text to days; None if a cell does not have the date format."""
     dtype = pl.Datetime("us") if "%H" in date_format else pl.Date()
+    if _OFFSET in date_format:
+        dtype = pl.Datetime("us", "UTC")
+    # Most formats fit no cell, and parsing takes time.
+    head = series.drop_nulls().head(1)
+    if head.str.strptime(dtype, date_format, strict=False).null_count():
+        return None
     dates = series.str.strptime(dtype, date_format, strict=False)
     return _days(dates) if dates.null_count() == series.null_count() else None
 

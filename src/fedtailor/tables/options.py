@@ -1,6 +1,7 @@
 """`TableOptions`: how to read, split and encode a table."""
 
 import codecs
+import unicodedata
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
@@ -99,12 +100,20 @@ class TableOptions:
     """What stands between the cells of a line (default: recognised)."""
     decimal: Literal[".", ","] | None = None
     """The decimal sign (default: recognised)."""
+    thousands: str | None = None
+    """The thousands mark, such as "." of 10.267 for ten thousand (default: recognised,
+    where the decimal sign is)."""
     encoding: str | None = None
     """How the text is encoded (default: recognised)."""
     sheet: str | None = None
     """The sheet of an Excel file (default: the first)."""
 
     def __post_init__(self) -> None:
+        # As cells are (`reading.clean`): letters with accents as one character.
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, str | tuple):
+                object.__setattr__(self, field.name, _composed(value))
         require(
             0 <= self.test < 1 and 0 <= self.val < 1 and self.test + self.val < 1,
             f"test is {self.test} and val is {self.val}; they are shares, 0 or more,"
@@ -128,6 +137,18 @@ class TableOptions:
         require(
             separator is None or len(separator) == 1,
             f"separator is {separator!r}; give one character, such as ';'",
+        )
+        thousands = self.thousands
+        require(
+            thousands is None or (len(thousands) == 1 and not thousands.isalnum()),
+            f"thousands is {thousands!r}; give one character, such as '.'",
+        )
+        if thousands in (".", ",") and self.decimal is None:
+            other = "," if thousands == "." else "."
+            object.__setattr__(self, "decimal", other)
+        require(
+            thousands is None or thousands != self.decimal,
+            f"decimal and thousands are both {thousands!r}; they are two characters",
         )
         try:
             codecs.lookup(self.encoding or "utf-8")
@@ -201,6 +222,13 @@ class TableOptions:
             "group": self.group,
         }
         return {role: column for role, column in roles.items() if column is not None}
+
+
+def _composed(value: Any) -> Any:
+    """Text, also in tuples, in Unicode's composed form."""
+    if isinstance(value, str):
+        return unicodedata.normalize("NFC", value)
+    return tuple(map(_composed, value)) if isinstance(value, tuple) else value
 
 
 def make_options(arguments: dict[str, Any]) -> TableOptions:

@@ -20,7 +20,8 @@ from numpy.typing import ArrayLike, NDArray
 from fedtailor._printable import join_names
 from fedtailor.tables.decorrelation import Decorrelation
 from fedtailor.tables.encoding import ColumnEncoding
-from fedtailor.tables.kinds import category_text, parse_as, parse_column
+from fedtailor.tables.kinds import category_text, parse_as, parse_times
+from fedtailor.tables.numerals import without_marks
 from fedtailor.tables.problems import (
     Problems,
     describe_rows,
@@ -47,6 +48,7 @@ class Preprocessing:
             have these columns.
         missing: the user's words for missing cells.
         decimal: decimal sign of numbers that are stored as text.
+        thousands: their thousands mark, if the user has named it.
         decorrelation: a linear map that is applied to the encoded columns; None = no
             map.
         windowing: how rows become windows, which are the model's inputs; None = rows are.
@@ -63,6 +65,7 @@ class Preprocessing:
     ignored: Mapping[str, str]
     missing: tuple[str, ...] = ()
     decimal: str = "."
+    thousands: str | None = None
     decorrelation: Decorrelation | None = None
     windowing: Windowing | None = None
 
@@ -168,8 +171,8 @@ class Preprocessing:
             raise ValueError(
                 f"the rows have no column {name!r}, which orders them; add it"
             )
-        parsed = parse_column(frame[name])
-        if parsed.kind not in ("number", "date") or parsed.values.null_count():
+        parsed = parse_times(frame[name])
+        if parsed.values.null_count():
             raise ValueError(
                 f"time column {name!r} must hold a number or a date in every row"
             )
@@ -237,7 +240,7 @@ class Preprocessing:
         content = {"format": _FORMAT, **dataclasses.asdict(self)}
         content["ignored"] = dict(self.ignored)
         # Older versions can read JSON without this key.
-        for name in ("decorrelation", "windowing"):
+        for name in ("decorrelation", "windowing", "thousands"):
             if getattr(self, name) is None:
                 del content[name]
         return json.dumps(content, indent=1, allow_nan=False)
@@ -323,8 +326,8 @@ class Preprocessing:
             invalid cells.
         """
         is_text = column.kind == "number" and series.dtype == pl.String
-        if is_text and self.decimal == ",":
-            series = series.str.replace(",", ".", literal=True)
+        if is_text and (self.decimal == "," or self.thousands is not None):
+            series = without_marks(series, self.decimal, self.thousands)
         values, bad = parse_as(series, column.kind, column.date_format)
         if bad.any():
             problems.add(

@@ -2,6 +2,7 @@
 
 import os
 import stat
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -14,6 +15,7 @@ from fedtailor._parquet import read_foreign_parquet
 from fedtailor._printable import join_names
 from fedtailor.tables.delimited import ENDINGS as TEXT_ENDINGS
 from fedtailor.tables.delimited import MISSING_WORDS, FileContent, read_delimited
+from fedtailor.tables.numerals import typed_columns
 from fedtailor.tables.options import TableOptions
 
 EXCEL_ENDINGS = (".xlsx", ".xls", ".xlsb", ".ods")
@@ -57,16 +59,24 @@ def read(source: Any, options: TableOptions) -> RawTable:
         content = _read_file(path, options)
         where, name = str(path), path.name.split(".")[0]
     else:
-        content, where, name = FileContent(as_frame(source)), "the frame", "own data"
+        path, content = None, FileContent(as_frame(source))
+        where, name = "the frame", "own data"
     frame = content.frame
     if not frame.height:
         raise ValueError(
             f"{where} has columns ({join_names(frame.columns)}) and no rows; add one for"
             " each example"
         )
-    return RawTable(
-        clean(frame, options.missing), where, name, content.decimal, content.notes
+    frame, notes = typed_columns(
+        clean(frame, options.missing),
+        decimal := options.decimal or content.decimal,
+        options.thousands,
+        {options.client, options.group},
+        only_marked=path is None or not path.name.lower().endswith(TEXT_ENDINGS),
     )
+    # Words for missing cells that are numbers, such as -999 for -999.0.
+    frame = clean(frame, options.missing) if options.missing else frame
+    return RawTable(frame, where, name, decimal, (*content.notes, *notes))
 
 
 def as_frame(rows: Any) -> pl.DataFrame:
@@ -106,12 +116,27 @@ def clean(frame: pl.DataFrame, missing: tuple[str, ...] = ()) -> pl.DataFrame:
     of_all, of_column = words_by_column(missing, frame.columns)
     # A dict, as an entry may have the name of another column.
     columns: dict[str, pl.Series] = {}
+    frame = _with_composed_names(frame)
     for series in frame:
         is_array = isinstance(series.dtype, pl.List | pl.Array)
         for column in _entries(series) if is_array else [series]:
             words = (*of_all, *of_column.get(series.name, ()))
             columns[column.name] = _clean_column(column, words)
     return pl.DataFrame(columns)
+
+
+def _with_composed_names(frame: pl.DataFrame) -> pl.DataFrame:
+    """Names of columns in which a letter with an accent is one character."""
+    names = [unicodedata.normalize("NFC", name) for name in frame.columns]
+    if names == frame.columns:
+        return frame
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise ValueError(
+            f"two columns look alike, {repeated[0]!r}: their letters are written with"
+            " other characters; rename one"
+        )
+    return frame.rename(dict(zip(frame.columns, names, strict=True)))
 
 
 def words_by_column(
@@ -245,7 +270,8 @@ def _clean_column(series: pl.Series, missing: tuple[str, ...]) -> pl.Series:
     if isinstance(dtype, pl.Decimal) or dtype == pl.Int128:
         series, dtype = series.cast(pl.Float64), pl.Float64()
     if dtype == pl.String:
-        text = series.str.strip_chars()
+        # Letters with accents are one or two characters, which look alike.
+        text = series.str.strip_chars().str.normalize("NFC")
         return text.set(text.is_in([*MISSING_WORDS, *missing]), None)
     if dtype.is_float():
         series = series.fill_nan(None)

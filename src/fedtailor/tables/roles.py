@@ -7,7 +7,7 @@ import polars as pl
 from jaxtyping import Int
 from numpy.typing import NDArray
 
-from fedtailor.tables.kinds import category_text, parse_column
+from fedtailor.tables.kinds import category_text, parse_times
 from fedtailor.tables.options import TableOptions
 from fedtailor.tables.problems import Problems, first_row
 from fedtailor.tables.splitting import is_split_column
@@ -106,16 +106,11 @@ def with_times(
     if options.time is None:
         return frame
     try:
-        parsed = parse_column(frame[options.time])
+        parsed = parse_times(frame[options.time])
     except ValueError as error:
         problems.add(str(error))
         return frame
-    if parsed.kind not in ("number", "date"):
-        problems.add(
-            f"time column {options.time!r} holds {parsed.kind} values, neither numbers"
-            " nor dates"
-        )
-    elif parsed.values.null_count():
+    if parsed.values.null_count():
         first = first_row(parsed.values.is_null())
         problems.add(
             f"time column {options.time!r} is missing in {parsed.values.null_count():,}"

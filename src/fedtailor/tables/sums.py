@@ -218,9 +218,14 @@ class InputSums(BaseModel):
             f" than {MIN_ROWS}: sums of products would give them away (leave inputs"
             " correlated: decorrelate = false in a job, keep_correlated of a table)",
         )
-        mean, products = centered_products(without_few_rows(x, columns))
+        return InputSums.of_all(without_few_rows(x, columns))
+
+    @staticmethod
+    def of_all(x: Float32[NDArray, "rows inputs"]) -> "InputSums":
+        """The sums of rows as they are, which do not leave this machine."""
+        mean, products = centered_products(x)
         return InputSums(
-            count=rows, mean=tuple(mean.tolist()), products=_upper_triangle(products)
+            count=len(x), mean=tuple(mean.tolist()), products=_upper_triangle(products)
         )
 
     def __add__(self, other: "InputSums") -> "InputSums":

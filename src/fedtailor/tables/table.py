@@ -32,6 +32,7 @@ from fedtailor.tables.notes import (
     role_notes,
     split_notes,
 )
+from fedtailor.tables.numerals import code_note, has_leading_zeros
 from fedtailor.tables.options import TableOptions, make_options
 from fedtailor.tables.preprocessing import Preprocessing
 from fedtailor.tables.problems import Problems
@@ -262,7 +263,6 @@ def _build(raw: RawTable, options: TableOptions, seed: int, all_rows: bool) -> T
         loss, of_loss = survival_loss(y[train], options)
         notes += of_loss
     ignored = _ignored_columns(raw.frame.columns, encodings, options, dropped)
-    decimal = options.decimal or raw.decimal
     x, decorrelation = _encode(columns, encodings), None
     kept = {encoding.name: columns[encoding.name] for encoding in encodings}
     warnings = [
@@ -289,7 +289,8 @@ def _build(raw: RawTable, options: TableOptions, seed: int, all_rows: bool) -> T
         client=options.client,
         ignored=ignored,
         missing=options.missing,
-        decimal=decimal,
+        decimal=raw.decimal,
+        thousands=options.thousands,
         decorrelation=decorrelation,
     )
     if options.window is not None:
@@ -543,10 +544,7 @@ def _fit_columns(
                 f"column {name!r} is asked for and is missing in all training rows;"
                 " fill it in or leave it out"
             )
-    if not screening.kept:
-        reasons = (f"{name!r} is {text}" for name, text in screening.dropped.items())
-        problems.add(f"no input column is left: {'; '.join(reasons)}")
-    notes += [*dropped_notes(screening.dropped), *screening.warnings]
+    dropped = dict(screening.dropped)
     encodings: list[ColumnEncoding] = []
     for name in screening.kept:
         column = columns[name]
@@ -557,10 +555,29 @@ def _fit_columns(
         except ValueError as error:
             problems.add(str(error))
             continue
+        if column.kind == "category" and not encoding.categories:
+            dropped[name] = f"no value is in {MIN_ROWS} training rows"
+            if name in requested:
+                problems.add(
+                    f"column {name!r} is asked for, and {dropped[name]}; leave it out"
+                )
+            continue
         encodings.append(replace(encoding, date_format=column.date_format))
+    if not encodings and not problems.found:
+        reasons = (f"{name!r} is {text}" for name, text in dropped.items())
+        problems.add(f"no input column is left: {'; '.join(reasons)}")
+    notes += [*dropped_notes(dropped), *screening.warnings]
+    zeros = [
+        encoding.name
+        for encoding in encodings
+        if encoding.kind == "category"
+        and encoding.name not in options.categories
+        and has_leading_zeros(columns[encoding.name].values)
+    ]
+    notes += [code_note(zeros)] if zeros else []
     notes += column_notes(tuple(encodings), columns)
     by_user = dict.fromkeys(options.drop, "dropped by the user")
-    return tuple(encodings), dict(screening.dropped) | by_user
+    return tuple(encodings), dropped | by_user
 
 
 def _standardize_target(

@@ -61,8 +61,7 @@ class TargetEncoding:
     event: str = ""
 
     def __post_init__(self) -> None:
-        # Predictions are one column, and a column has one type. Files of older versions
-        # may hold labels of several types.
+        # Predictions are one column, and a column has one type.
         object.__setattr__(self, "classes", _of_one_type(self.classes))
 
     def encode(self, series: pl.Series) -> NDArray[Any]:
@@ -180,6 +179,9 @@ def read_target(
     name = series.name
     if series.dtype == pl.String:
         numbers = as_numbers(series)
+        if numbers is None and options.task == "regression":
+            numbers = series.cast(pl.Float64, strict=False)  # perhaps 0507
+            numbers = None if numbers.null_count() else numbers
         series = series if numbers is None else numbers
     if not (series.dtype in (pl.String, pl.Boolean) or series.dtype.is_numeric()):
         problems.add(
@@ -233,8 +235,10 @@ def read_survival(
 
 def _read_times(series: pl.Series, problems: Problems) -> NDArray[Any] | None:
     """Times of 0 or more, float64 [n]; None if some are not."""
-    numbers = as_numbers(series) if series.dtype == pl.String else series
-    if numbers is None or not numbers.dtype.is_numeric():
+    numbers = series
+    if series.dtype == pl.String:
+        numbers = series.cast(pl.Float64, strict=False)
+    if numbers.null_count() > series.null_count() or not numbers.dtype.is_numeric():
         problems.add(
             f"target column {series.name!r} holds {series.dtype}; with event it must hold"
             " numbers, the times"

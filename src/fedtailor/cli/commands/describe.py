@@ -14,7 +14,6 @@ from fedtailor.cli.options import parse
 from fedtailor.cli.output import write_text
 from fedtailor.protocol import require
 from fedtailor.tables import ENDINGS
-from fedtailor.tables.encoding import MIN_ROWS
 
 if TYPE_CHECKING:
     from fedtailor.tables.description import Description
@@ -38,8 +37,10 @@ class Options:
     """Columns of numbers that are codes."""
     missing: tuple[str, ...] = ()
     """Further words for a missing cell; COLUMN=WORD for a word of one column."""
-    least: int = MIN_ROWS
-    """Counts of fewer rows are hidden, as a federation of machines does; 1 = none."""
+    least: int = 1
+    """Hide counts of fewer rows, as a client of a federation of machines hides those of
+    fewer than 5 from others; 1 = none.
+    """
     json: bool = False
     """Print one JSON object, with all counts, comparisons and pairs."""
     out: Path | None = None

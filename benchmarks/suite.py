@@ -194,7 +194,14 @@ def main():
                 "FEDTAILOR_SUITE_SAMPLE": str(options.sample),
                 "JAX_COMPILATION_CACHE_DIR": cache,
             }
-            command = [sys.executable, "-m", "pytest", "-p", "benchmarks.suite", *arguments]
+            command = [
+                sys.executable,
+                "-m",
+                "pytest",
+                "-p",
+                "benchmarks.suite",
+                *arguments,
+            ]
             status = subprocess.run(command, cwd=ROOT, env=environment).returncode
     lines = read(options.out)
     print(table(lines))

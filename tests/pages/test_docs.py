@@ -21,7 +21,7 @@ from conformance.methods import methods_table
 from fedtailor.protocol import Algorithm
 from fedtailor.testing import CHECKS
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGES = {
     page.name: page
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
@@ -234,6 +234,7 @@ def test_parts_of_models(capsys):
 
 
 @pytest.mark.slow
+@pytest.mark.extra
 def test_pytorch_modules(tmp_path, monkeypatch, capsys):
     pytest.importorskip("torch", reason="PyTorch (the extra `torch`) is not installed")
     monkeypatch.chdir(tmp_path)

@@ -99,6 +99,13 @@ _KINDS = {
     ),
     "sums": ("label", _CLASSES, _LISTED, _FEDAVG, "secure_aggregation = true"),
     "trees": ("label", _CLASSES, _LISTED, _FEDAVG, _BOOSTING),
+    "trees-round": (
+        "label",
+        _CLASSES,
+        _LISTED,
+        _FEDAVG,
+        _BOOSTING.replace("[boosting]", 'sum_scope = "round"\n[boosting]'),
+    ),
     "private": (
         "label",
         _CLASSES,

@@ -152,7 +152,8 @@ def test_errors():
         fit_mixed_model(moments(), "slopes")
 
 
-DATA = Path(os.environ.get("FEDTAILOR_DATA", "")) / "multilevel"
+HOME = os.environ.get("FEDTAILOR_DATA") or Path(__file__).parents[3] / "shared" / "data"
+DATA = Path(HOME) / "multilevel"
 
 # statsmodels 0.15.0, MixedLM(y, [1, x], groups, exog_re=[1] or [1, x]).fit(reml=True,
 # method="bfgs", gtol=1e-8): fixed effects, covariance, scale, llf.

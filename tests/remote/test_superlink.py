@@ -67,7 +67,7 @@ def test_a_failure_of_the_machine_is_no_wrong_input(monkeypatch, tmp_path, capsy
 FLEET, RUNTIME = superlink.HELD_S
 
 
-def ask(path, client, kind="http"):
+def ask(path, client, kind="http", headers=()):
     """Status that a request gets; 200 comes from behind the middleware."""
     sent = []
 
@@ -77,9 +77,8 @@ def ask(path, client, kind="http"):
     async def send(message):
         sent.append(message)
 
-    asyncio.run(
-        LoopbackOnly(behind)({"type": kind, "path": path, "client": client}, None, send)
-    )
+    scope = {"type": kind, "path": path, "client": client, "headers": headers}
+    asyncio.run(LoopbackOnly(behind)(scope, None, send))
     return sent[0].get("status", sent[0]["type"])
 
 
@@ -112,6 +111,17 @@ def test_other_machines_reach_the_clients_interface_only(host):
     ):
         assert ask(path, client) == 403
     assert ask("/v1/control/stream", client, kind="websocket") == "websocket.close"
+
+
+@pytest.mark.parametrize(
+    "header", ["X-Forwarded-For", "x-forwarded-proto", "Forwarded", "Via", "X-Real-IP"]
+)
+def test_a_proxy_on_the_machine_does_not_make_others_local(header):
+    headers = [(b"host", b"a"), (header.encode(), b"127.0.0.1")]
+    for host in ("127.0.0.1", "::1"):
+        assert ask(RUNTIME, (host, 1), headers=headers) == 403
+        assert ask(FLEET, (host, 1), headers=headers) == 200
+        assert ask(RUNTIME, (host, 1), headers=headers[:1]) == 200
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "::ffff:127.0.0.1"])

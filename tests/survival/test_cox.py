@@ -111,6 +111,7 @@ def test_what_cannot_be_estimated_is_told(rows, problem):
         fit_cox([partial(cox_sums, *rows)], 1)
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize("strata", [False, True])
 def test_one_client_and_several_are_lifelines(strata):
     pandas = pytest.importorskip("pandas", reason="pandas is not installed")
@@ -132,6 +133,7 @@ def test_one_client_and_several_are_lifelines(strata):
     np.testing.assert_allclose(fit.errors, fitted.standard_errors_, atol=1e-6)
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize("ties", ["efron", "breslow"])
 def test_one_client_is_scikit_survivals(ties):
     linear = pytest.importorskip(

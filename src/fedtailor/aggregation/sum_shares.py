@@ -213,7 +213,10 @@ class SumHistory:
                     self._runs[run] = _Kept(
                         int(entry["round"]), released, int(entry["first"]), members
                     )
-            except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            except (
+                *(OSError, ValueError, KeyError),
+                *(TypeError, AttributeError, RecursionError),
+            ) as error:
                 raise ValueError(
                     f"cannot read {path}: {error}; it says which sums this client has a"
                     " part in, so restore it, or take part in a new job"

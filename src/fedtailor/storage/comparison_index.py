@@ -226,7 +226,7 @@ def read_index(path: Path) -> Index:
         require(path.is_file(), f"{path} is no file")
         content = json.loads(path.read_bytes())
         index: Index = parse(Index, content)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} is no index of an experiment ({error})") from None
     require(
         has_valid_digest(content),

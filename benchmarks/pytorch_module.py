@@ -1,5 +1,5 @@
-"""A PyTorch module, converted or left to PyTorch: seconds of a round, beside the same
-network of the zoo and a plain PyTorch loop.
+"""A converted PyTorch module: seconds of a round, beside the same network of the zoo and a
+plain PyTorch loop.
 
 python benchmarks/pytorch_module.py            LeNet-5, 20 clients of 500 digits, batches of 10
 python benchmarks/pytorch_module.py --quick    four clients, three turns
@@ -10,7 +10,6 @@ All start from one model and, for the comparison of results, see the same batche
 import argparse
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Literal
 
 import numpy as np
 import torch
@@ -54,8 +53,7 @@ def main() -> None:
     console.print(machine("jax", "torch"))
     initial = to_torch(zoo, np.asarray(start(zoo).server.model[0]))
     converted = replace(zoo, architecture=module_from(zoo, initial))
-    left = replace(zoo, architecture=module_from(zoo, initial, engine="torch"))
-    for cell in (zoo, converted, left):
+    for cell in (zoo, converted):
         console.print(
             f"{_name(cell)}: differs from the loop by"
             f" {disagreement(cell, zoo, initial):.0e} after a round"
@@ -70,11 +68,9 @@ def main() -> None:
 
         return call
 
-    of_pytorch = rounds_of(start(left))
     contenders = {
         "zoo": rounds_of(start(zoo)),
         "converted": rounds_of(start(converted)),
-        "PyTorch's engine, 1 thread": lambda: (torch.set_num_threads(1), of_pytorch()),
         "loop, 1 thread": threads(1),
     }
     if not options.busy:
@@ -94,18 +90,12 @@ def main() -> None:
     )
 
 
-def module_from(
-    cell: Cell, theta: torch.Tensor, engine: Literal["jax", "torch"] = "jax"
-) -> Architecture:
-    """The cell's network as a PyTorch module with parameters theta, run by an
-    engine.
-    """
+def module_from(cell: Cell, theta: torch.Tensor) -> Architecture:
+    """The cell's network as a PyTorch module with parameters theta."""
     module = network(cell)
     vector_to_parameters(theta.clone(), module.parameters())
     height, width, channels = cell.input_shape
-    return from_torch(
-        module, torch.zeros(1, channels, height, width), pretrained=True, engine=engine
-    )
+    return from_torch(module, torch.zeros(1, channels, height, width), pretrained=True)
 
 
 def disagreement(cell: Cell, zoo: Cell, before: torch.Tensor) -> float:
@@ -144,9 +134,8 @@ def _vector(cell: Cell, theta: np.ndarray) -> torch.Tensor:
 
 
 def _name(cell: Cell) -> str:
-    if cell.architecture == CELLS["lenet-10"].architecture:
-        return "zoo"
-    return "PyTorch's engine" if cell.model.in_python else "converted"
+    is_zoo = cell.architecture == CELLS["lenet-10"].architecture
+    return "zoo" if is_zoo else "converted"
 
 
 if __name__ == "__main__":

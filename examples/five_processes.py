@@ -51,9 +51,10 @@ address = f"127.0.0.1:{free_port()}"
 table = ["--data", "north.csv", "--target", "ill"]
 fedtailor("init", "wards", "--clients", ",".join(CLIENTS), "--address", address, *table)
 
-# The job says what is trained. Five rounds are enough here.
+# The job says what is trained. Five rounds are enough here, and are measured.
 job = Path("wards/job.toml")
-job.write_text(job.read_text().replace("rounds = 50", "rounds = 5"))
+text = job.read_text().replace("rounds = 50", "rounds = 5")
+job.write_text(text.replace("evaluate = false", "evaluate = true"))
 
 # Each client copies the job into its kit, and decides what it allows.
 for name in CLIENTS:
@@ -62,9 +63,9 @@ for name in CLIENTS:
     fedtailor("join", str(kit), "--init-policy")
     policy = kit / "policy.toml"
     text = policy.read_text()
-    policy.write_text(
-        text.replace("federated_statistics = false", "federated_statistics = true")
-    )
+    for entry in ("federated_statistics", "measurements"):
+        text = text.replace(f"{entry} = false", f"{entry} = true")
+    policy.write_text(text)
 
 # All five run at the same time. Clients stay until they are stopped.
 clients = [

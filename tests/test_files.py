@@ -216,21 +216,6 @@ def test_a_table_at_which_the_reader_breaks_down_is_refused_and_nothing_is_print
     assert capfd.readouterr().err == ""
 
 
-def test_a_panic_at_a_damaged_file_of_a_run_is_an_exception(tmp_path, monkeypatch):
-    (tmp_path / "t.parquet").write_bytes(
-        b"PAR1"
-    )  # without a digest, as fedtailor 0.1 wrote them
-
-    def panic(path, glob):
-        raise pl.exceptions.PanicException("offset + length <= self.length")
-
-    monkeypatch.setattr(pl, "read_parquet", panic)
-    with pytest.raises(pl.exceptions.ComputeError, match="offset"):
-        read_parquet(tmp_path / "t.parquet")
-    with pytest.raises(Damaged, match=r"t.parquet is damaged \(offset"):
-        read_frame(tmp_path / "t.parquet")
-
-
 def test_a_table_of_another_program_is_read(tmp_path):
     frame = pl.DataFrame({"c": ["a", None], "y": [1.0, 2.5]})
     frame.write_parquet(tmp_path / "t.parquet")
@@ -244,8 +229,8 @@ def test_whatever_bit_flips_a_table_is_refused_or_read_as_written(tmp_path):
     write_parquet(frame, path)
     assert read_parquet(path).equals(frame)
     written, refused = path.read_bytes(), 0
-    # Without its name the digest is not found, and the file is taken for one of
-    # fedtailor 0.1.
+    # Without its name the digest is not found, and the file is taken for one of another
+    # program.
     name = written.index(b"fedtailor.sha256")
     for place in {*range(len(written))} - {
         *range(name, name + len(b"fedtailor.sha256") + 2)

@@ -6,9 +6,12 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
+import fedtailor as ft
 from fedtailor import _runtime
+from fedtailor.testing import classification, softmax_model
 
 PROGRAM = """
 import warnings
@@ -94,6 +97,50 @@ def test_xla_flags_stay(settings):
 
 def test_a_backend_that_runs_already_keeps_its_devices(settings):
     assert settings("jax.devices()")[2] == 1
+
+
+LATE = """
+import jax, jax.numpy as jnp
+key = jax.random.key(0)
+from test_runtime import trained
+run = trained()
+print(run.training.executor.devices.mesh.size, float(jnp.sum(run.training.server.model)))
+"""
+
+
+def trained():
+    """A run with the devices of this process."""
+    return ft.run(ft.FedAvg(), classification(), softmax_model("float32"), 2)
+
+
+@pytest.mark.skipif(cores() == 1, reason="one core is one device")
+def test_a_run_uses_every_core_though_jax_was_called_before():
+    """Every notebook calls JAX before its first run."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    del environment["JAX_NUM_CPU_DEVICES"]
+    done = subprocess.run(
+        [sys.executable, "-c", LATE],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    devices, total = done.stdout.split()
+    assert int(devices) == cores()
+    expected = np.asarray(trained().training.server.model).sum()
+    np.testing.assert_allclose(float(total), expected, rtol=1e-5)
+
+
+def test_where_devices_cannot_be_had_a_line_says_what_to_do(monkeypatch, caplog):
+    def refuse(**options):
+        raise TypeError("no argument num_devices")
+
+    monkeypatch.setattr("jaxlib.xla_client.make_cpu_client", refuse)
+    _runtime._second_devices.cache_clear()
+    assert _runtime._second_devices() == []
+    assert "one of" in caplog.text and "JAX_NUM_CPU_DEVICES=" in caplog.text
+    _runtime._second_devices.cache_clear()
 
 
 def test_without_a_cache_directory_nothing_is_kept(settings, tmp_path):

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable
 
 import fedtailor.algorithms
-from conformance.examples import OPT_OUTS, OWN_STEPS
+from conformance.examples import OPT_OUTS
 from fedtailor.cli.commands.algorithms import GROUPS, LEGEND, ORDER, fact_of, group
 from fedtailor.cli.hyper import parameters
 from fedtailor.protocol import Algorithm, doc_without_fields
@@ -185,18 +185,10 @@ def _properties(name: str) -> str:
                 escaped(claim.rstrip(".")),
             )
         )
-    steps = (
-        "\n\nIts clients take steps of their own: with a PyTorch module and"
-        ' `engine="torch"` they are slower than others'
-        " ([models](../../models.md#pytorch-modules))."
-        if name in OWN_STEPS
-        else ""
-    )
     return (
         "What holds for every method, and is checked for this one"
         " ([how](../../conformance.md)).\n\n"
         + table(["property", "holds", "what is checked"], rows)
-        + steps
     )
 
 

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from fedtailor.report import plot as plot
     from fedtailor.runs import Run as Run
     from fedtailor.runs import run as run
-    from fedtailor.runs import run_in as run_in
     from fedtailor.storage import PersonalModel as PersonalModel
     from fedtailor.storage import load_models as load_models
     from fedtailor.training import EarlyStopping as EarlyStopping
@@ -72,7 +71,6 @@ _HOMES = {
     "model_card": "fedtailor.deployment",
     "open": "fedtailor.deployment",
     "run": "fedtailor.runs",
-    "run_in": "fedtailor.runs",
 }
 _NAMES_THERE = {"open": "open_run"}
 """Names that would hide one of Python's where they are defined."""

@@ -5,6 +5,12 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 
+class MachineFailed(RuntimeError):
+    """This machine, or a program on it, failed at what was rightly asked; the message is
+    one line that says what to do.
+    """
+
+
 def require(condition: bool, message: str) -> None:
     """Raise `ValueError(message)` unless the condition is True.
 

@@ -9,8 +9,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from fedtailor._files import reason
-
 if TYPE_CHECKING:
     import polars as pl
 
@@ -43,7 +41,7 @@ def read_parquet(path: Path) -> "pl.DataFrame":
     Raises:
         OSError: the file cannot be read.
         polars.exceptions.PolarsError: it is not a Parquet file; a `ComputeError` if its
-            digest is wrong, or if polars panics.
+            digest is wrong.
     """
     import polars as pl
 
@@ -52,11 +50,7 @@ def read_parquet(path: Path) -> "pl.DataFrame":
     with path.open("rb") as file:
         if not _has_valid_digest(file):
             raise pl.exceptions.ComputeError("it is not what was written")
-    try:
-        return pl.read_parquet(path, glob=False)
-    # A damaged file of fedtailor 0.1, which has no digest.
-    except pl.exceptions.PanicException as error:
-        raise pl.exceptions.ComputeError(reason(error)) from None
+    return pl.read_parquet(path, glob=False)
 
 
 def read_foreign_parquet(path: Path) -> "pl.DataFrame":

@@ -4,7 +4,9 @@ import logging
 import os
 import zlib
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import jax
 import platformdirs
@@ -30,11 +32,10 @@ def configure_jax() -> None:
 
     Settings that the user made through `jax.config`, a `JAX_...` environment variable
     or `XLA_FLAGS` are kept. This function never fails: a backend that has started keeps
-    its devices, and nothing is cached if the cache directory cannot be written.
+    its devices (`local_devices` has others), and nothing is cached if the cache
+    directory cannot be written.
     """
-    flags = os.getenv("XLA_FLAGS", "")
-    flags_set_devices = "xla_force_host_platform_device_count" in flags
-    if _is_default(_CPU_DEVICES) and not flags_set_devices:
+    if _devices_are_default():
         with suppress(RuntimeError):  # the backend has started
             jax.config.update(_CPU_DEVICES, _cores())
     if _is_default(_CACHE_DIRECTORY):
@@ -44,6 +45,51 @@ def configure_jax() -> None:
             _remove_unreadable(directory)
     if _is_default(_MIN_COMPILE_SECONDS):
         jax.config.update(_MIN_COMPILE_SECONDS, 0.0)
+
+
+def local_devices() -> list[Any]:
+    """The devices of this process: one for each core, also where the program called JAX
+    before it ran anything here.
+
+    JAX counts a CPU as one device from its first call on. Such a program gets devices of
+    a second client of XLA, whose arrays JAX copies to and from its own.
+    """
+    devices = jax.local_devices()
+    is_late = devices[0].platform == "cpu" and len(devices) == 1 and _cores() > 1
+    # A setting that `configure_jax` could make is no longer the default.
+    if not is_late or not _devices_are_default() or jax.process_count() > 1:
+        return devices
+    return _second_devices() or devices
+
+
+@lru_cache(maxsize=1)
+def _second_devices() -> list[Any]:
+    """Devices beside those of JAX, one for each core; none if this release of JAX cannot
+    make them, which is said.
+    """
+    try:
+        # JAX has no public function for it.
+        from jaxlib import xla_client
+
+        return xla_client.make_cpu_client(num_devices=_cores()).local_devices()
+    except Exception as error:  # whatever another release raises
+        _log.warning(
+            "fedtailor: JAX was called before the first run, so that one of %d cores is"
+            " used (%s); put `import fedtailor.executors` above the first call of JAX,"
+            " or set JAX_NUM_CPU_DEVICES=%d",
+            _cores(),
+            error,
+            _cores(),
+        )
+        return []
+
+
+def _devices_are_default() -> bool:
+    """Whether the user left the number of devices to this package."""
+    flags = os.getenv("XLA_FLAGS", "")
+    return _is_default(_CPU_DEVICES) and (
+        "xla_force_host_platform_device_count" not in flags
+    )
 
 
 def _is_default(name: str) -> bool:

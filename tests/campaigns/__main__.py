@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 import conftest  # noqa: F401 (the settings of a test process, before JAX is imported)
+from campaigns.choosing import Choosing
 from campaigns.client_process import ClientProcess
 from campaigns.faults import FAULTS, Faults
 from campaigns.flower_messages import FlowerMessages
@@ -37,6 +38,10 @@ MOST_BAD = 50
 FEDERATION = (
     "hostile_coordinator",
     "hostile_client",
+    "chosen_trees",
+    "chosen_models",
+    "chosen_descriptions",
+    "without_one",
     "flower_coordinator",
     "flower_client",
     "doubled",
@@ -53,6 +58,9 @@ KINDS = (*FAULTS, *INPUTS, *FEDERATION)
 
 OF_ONE_SEED = {
     "hostile_coordinator": 10,
+    "chosen_trees": 5,
+    "chosen_models": 3,
+    "chosen_descriptions": 3,
     "flower_coordinator": 10,
     "flower_client": 50,
     "client_process": 3,
@@ -87,6 +95,10 @@ class Tries:
         return HostileCoordinator(self._folder / "coordinator")
 
     @cached_property
+    def choosing(self) -> Choosing:
+        return Choosing(self._folder / "choosing")
+
+    @cached_property
     def process(self) -> HostileCoordinator:
         return HostileCoordinator(
             self._folder / "process", ("fedavg", "ditto"), ClientProcess
@@ -112,6 +124,10 @@ class Tries:
         """What has a function of this name."""
         names = {
             "hostile_client": "client",
+            "chosen_trees": "choosing",
+            "chosen_models": "choosing",
+            "chosen_descriptions": "choosing",
+            "without_one": "choosing",
             "client_process": "process",
             "stopped": "unsteady",
             "stopped_process": "unsteady",

@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 
 from fedtailor.cli import main
 from fedtailor.experiments.experiment import load_experiment
+from fedtailor.remote.job import read_job
+from fedtailor.remote.policy import read_policy
 from fedtailor.report import StoredRun
 from fedtailor.report.experiment import StoredExperiment
 from fedtailor.storage import check, load_models
@@ -308,6 +310,43 @@ class Inputs:
             examples,
         )
 
+    def nested_files(self, number: int, examples: int) -> int:
+        """Files in which names, tables or lists stand in one another, up to very deep."""
+
+        def nested(drawn: tuple[int, str, str]) -> str:
+            depth, kind, name = drawn
+            around = {
+                "dots": (f"{name}." * depth + f"{name} = 1"),
+                "table": ("[" + f"{name}." * depth + f"{name}]"),
+                "lists": (f"{name} = " + "[" * depth + "]" * depth),
+                "inline": (f"{name} = " + "{ a = " * depth + "1" + " }" * depth),
+                "json": "[" * depth + "]" * depth,
+                "objects": '{"a": ' * depth + "1" + "}" * depth,
+            }
+            return around[kind]
+
+        def attempt(drawn: tuple[int, str, str]) -> None:
+            text = nested(drawn)
+            with tempfile.TemporaryDirectory(dir=self.folder) as folder:
+                path = Path(folder)
+                for name in ("job.toml", "policy.toml", "experiment.json", MANIFEST):
+                    (path / name).write_text(text)
+                for name in (SUMMARY, "manifest.json"):
+                    (path / name).write_text(text)
+                try_text(text, path)
+                try_read(lambda: read_job(path / "job.toml"))
+                try_read(lambda: read_policy(path))
+                try_read(lambda: check(path))
+                try_read(lambda: load_models(path))
+                try_read(lambda: StoredRun(path).method)
+                try_read(lambda: StoredRun(path).spread())
+                try_read(lambda: StoredExperiment.read(path.parent, path.name))
+
+        depths = st.sampled_from([1, 3, 49, 60, 200, 900, 5000])
+        kinds = st.sampled_from(["dots", "table", "lists", "inline", "json", "objects"])
+        names = st.sampled_from(["a", "data", "coordinator", "hours", "scenarios"])
+        return self._fuzz(st.tuples(depths, kinds, names), attempt, number, examples)
+
     def tables(self, number: int, examples: int) -> int:
         cells = st.one_of(
             st.sampled_from(
@@ -425,4 +464,10 @@ def _is_toml(value: Any) -> bool:
     return value is not None
 
 
-INPUTS = ("command_lines", "experiment_files", "tables", "manifests")
+INPUTS = (
+    "command_lines",
+    "experiment_files",
+    "nested_files",
+    "tables",
+    "manifests",
+)

@@ -99,6 +99,13 @@ _KINDS = {
     ),
     "sums": ("label", _CLASSES, _LISTED, _FEDAVG, "secure_aggregation = true"),
     "trees": ("label", _CLASSES, _LISTED, _FEDAVG, _BOOSTING),
+    "trees-round": (
+        "label",
+        _CLASSES,
+        _LISTED,
+        _FEDAVG,
+        _BOOSTING.replace("[boosting]", 'sum_scope = "round"\n[boosting]'),
+    ),
     "private": (
         "label",
         _CLASSES,
@@ -108,7 +115,12 @@ _KINDS = {
     ),
 }
 JOBS = tuple(_KINDS)
-_POLICY = "secure_aggregation_only = false\nfederated_statistics = true\nruns = 1000000\nepsilon = 1e9\n"
+_POLICY = """secure_aggregation_only = false
+federated_statistics = true
+measurements = true
+runs = 1000000
+epsilon = 1e9
+"""
 
 
 @dataclass

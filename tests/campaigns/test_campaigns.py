@@ -6,6 +6,7 @@ import os
 import numpy as np
 import pytest
 
+from campaigns.choosing import Choosing
 from campaigns.client_process import ClientProcess
 from campaigns.faults import FAULTS, Faults
 from campaigns.file_events import Steps, watching
@@ -19,6 +20,7 @@ from campaigns.port import OpenPort
 from campaigns.small_run import start
 from campaigns.unsteady import Unsteady
 from fedtailor.remote import bounded_http, flower_server, messages
+from fedtailor.remote.boosting_client import BoostingClient
 from fedtailor.remote.client_store import ClientStore
 
 TRIES = {
@@ -108,6 +110,34 @@ def test_a_hostile_coordinator_is_answered_and_refused(marked):
     for number in range(100, 104):
         marked.hostile_coordinator(np.random.default_rng(number))
     assert marked.counts["answered"] > 5 and marked.counts["refused"] > 5
+
+
+@pytest.fixture(scope="module")
+def choosing(tmp_path_factory):
+    pytest.importorskip("cryptography", reason="keys need the extra flower")
+    return Choosing(tmp_path_factory.mktemp("choosing") / "c")
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("chosen_trees", {"start", "counts", "loss", "gradients"}),
+        ("chosen_models", {"evaluate"}),
+        ("chosen_descriptions", {"columns"}),
+        ("without_one", {"without_one"}),
+    ],
+)
+def test_a_coordinator_that_chooses(choosing, kind, said):
+    for number in range(1 if kind == "without_one" else 6):
+        getattr(choosing, kind)(np.random.default_rng(number))
+    assert said <= set(choosing.answered)
+
+
+def test_a_campaign_notices_a_question_that_is_answered_twice(choosing, monkeypatch):
+    monkeypatch.setattr(BoostingClient, "_out_of_order", lambda client, step: "")
+    with pytest.raises(AssertionError, match=r"was answered|Counter"):
+        for number in range(20):
+            choosing.chosen_trees(np.random.default_rng(number))
 
 
 def test_what_leaves_a_client_is_searched_for_its_cells():

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 import polars as pl
 import pytest
 
+from fedtailor._choice import MachineFailed
 from fedtailor.cli import main, registry
 from fedtailor.cli.failures import explain
 from fedtailor.storage import Interrupted
@@ -33,6 +34,7 @@ def failing(monkeypatch, error):
         (ValueError("lr is 0;\n it must be above 0"), 2, "lr is 0; it must be above 0"),
         (ValueError(), 2, "ValueError (test_failures.py, line "),
         (ZeroDivisionError("division by zero"), 2, "division by zero"),
+        (MachineFailed("the SuperLink ended"), 1, "fedtailor: the SuperLink ended\n"),
         (
             PermissionError(errno.EACCES, "Permission denied", "x.csv"),
             2,

@@ -289,31 +289,6 @@ ALONE_IS_LOCAL = {
 }
 """Methods that are exactly local training when there is one client."""
 
-SECOND_ORDER = {"per-fedavg"}
-"""Methods whose example differentiates gradients of the model."""
-
-OWN_STEPS = {
-    "apfl",
-    "cgpfl",
-    "cgpfl-heur",
-    "dapper",
-    "fedala",
-    "feddbe",
-    "fedem",
-    "fedgh",
-    "fedrod",
-    "knn-per",
-    "mapper",
-    "fedproto",
-    "fedtgp",
-    "moon",
-    "pacfl",
-    "pfedme",
-}
-"""Methods whose clients take steps of their own, or descend along another gradient than
-the loss's.
-"""
-
 TRAFFIC: dict[str, tuple[float, ...]] = {
     "local": (0, 0, 0, 0, 0),
     "fedavg": (1, 1, 1, 0, 0),

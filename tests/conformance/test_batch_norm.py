@@ -1,6 +1,8 @@
-"""MOON, FedRoD and FedDBE, which train through features, on a model with batch
-normalisation.
+"""Batch normalisation: running statistics are averaged and never optimised, batches have
+two rows, and MOON, FedRoD and FedDBE train through features.
 """
+
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +18,12 @@ from conformance.problems import (
     predictors,
     train,
 )
-from fedtailor.algorithms import MOON, FedAvg, FedDBE, FedRoD
-from fedtailor.protocol import SGD
+from fedtailor.aggregation import ServerOptimizer
+from fedtailor.algorithms import MOON, FedAdam, FedAvg, FedDBE, FedDyn, FedRoD
+from fedtailor.pipelines import TopK
+from fedtailor.protocol import SGD, Diverged, drive
+from fedtailor.runs import simulate
+from fedtailor.training.single_rows import _say
 
 PLAIN = SGD(lr=0.1, epochs=2, batch_size=8, weight_decay=0.01)
 FULL = SGD(lr=0.1, steps=2, batch_size=64)
@@ -118,3 +124,73 @@ def test_fedrods_residual_heads_learn_and_share_the_statistics():
         rest = head.complement.take(found)
         np.testing.assert_array_equal(rest, np.tile(rest[:1], (5, 1)))
         assert len(np.unique(head.take(found), axis=0)) == 5
+
+
+def test_a_last_batch_of_one_row_is_left_out_of_the_epoch(caplog):
+    """PyTorch refuses it: there is no variance of one row. Of 17 rows in batches of 8 an
+    epoch has two steps; 16 of the rows are those of the permutation.
+    """
+    sgd = SGD(lr=0.1, batch_size=8)
+    _say.cache_clear()
+    with float64():
+        odd = classification(clients=2, sizes=[17, 16])
+        ours, expected = (
+            train(FedAvg(sgd=it), odd, normal(), 2).server.model
+            for it in (sgd, replace(sgd, drop_last=True))
+        )
+        np.testing.assert_array_equal(ours, expected)
+    assert "1 of 2 clients would have a last batch of one row" in caplog.text
+
+
+def test_a_client_with_one_row_does_not_train(caplog):
+    _say.cache_clear()
+    with float64():
+        alone = classification(clients=2, sizes=[1, 16])
+        training = train(FedAvg(sgd=PLAIN), alone, normal(), 0)
+        received = np.asarray(training.server.model)
+        training.advance(np.array([True, False]))
+        np.testing.assert_array_equal(training.server.model, received)
+    assert "clients with one do not train: client 0" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [FedAdam(sgd=PLAIN, optimizer=ServerOptimizer("adam", lr=5.0)), FedDyn(sgd=FULL)],
+    ids=["fedadam", "feddyn"],
+)
+def test_servers_average_statistics_whatever_their_step(algorithm):
+    with float64():
+        clients = classification(clients=2, sizes=[16, 16])
+        training = train(algorithm, clients, normal(), 1)
+        expected = train(FedAvg(sgd=algorithm.sgd), clients, normal(), 1)
+        part = normal().statistics
+        averaged = part.take(np.asarray(expected.server.model))
+        np.testing.assert_allclose(
+            part.take(np.asarray(training.server.model)), averaged, **EXACT
+        )
+        assert np.abs(training.server.model - expected.server.model).max() > 0.01
+
+
+def test_what_is_not_sent_of_statistics_is_not_sent_later():
+    """The memory of top-k would take from a running variance what it has fallen by
+    already.
+    """
+    with float64():
+        training = simulate(
+            FedAvg(sgd=PLAIN), classification(), normal(), uplink=(TopK(0.1),)
+        )
+        training.advance()
+        (memory,) = map(np.asarray, jax.tree.leaves(training.executor.states.rows[1]))
+        assert not normal().statistics.take(memory).any()
+        assert normal().statistics.complement.take(memory).any()
+
+
+def test_a_divergence_names_the_variance_that_is_negative():
+    with float64():
+        clients = classification()
+        training = train(FedAvg(sgd=PLAIN), clients, normal(), 1)
+        model = np.array(training.server.model)
+        model[:, normal().statistics.indices] = -1.0
+        training.server = training.server.replace(model=jnp.asarray(model))
+        with pytest.raises(Diverged, match=r"running variance layers\.1\.running_var"):
+            drive(training.evaluation(), training.executor)

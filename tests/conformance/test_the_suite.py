@@ -26,7 +26,7 @@ from fedtailor.protocol import (
     Predictor,
     hyperparameters,
 )
-from fedtailor.testing import CHECKS, check_algorithm
+from fedtailor.testing import CHECKS, check_algorithm, softmax_model
 from fedtailor.testing.problems import mlp_model
 
 A = np.array([0.5, 1.0, 2.0, 3.0])
@@ -144,6 +144,24 @@ class Breaks(FedAvg):
         return super().broadcast(server, cohort)
 
 
+@hyperparameters
+class Needy(FedAvg):
+    """Needs all clients in every round."""
+
+    def check(self, population: Any) -> None:
+        if population.reporters_per_round < len(population):
+            raise ValueError("it needs all clients")
+
+
+@hyperparameters
+class Overshoots(FedAvg):
+    """A server step of five times the clients' change, in running statistics too."""
+
+    def server(self, server: Any, down: Any, ups: ClientUpdate, cohort: Any) -> Any:
+        after = super().server(server, down, ups, cohort)
+        return after.replace(model=5 * after.model - 4 * server.model)
+
+
 def without(*names):
     """Exemptions from all checks but these."""
     return {name: "not asked here" for name in CHECKS if name not in names}
@@ -167,11 +185,36 @@ def test_all_failures_are_listed_with_those_that_raise(capsys):
             Breaks(sgd=PLAIN), exempt=without("no trace", "one client"), progress=False
         )
     assert str(caught.value).count("it could not be run: KeyError: 'model'") == 4
+    assert str(caught.value).count("(test_the_suite.py, line ") == 4
     assert capsys.readouterr().err == ""
 
 
+def test_an_error_of_the_methods_own_is_no_refusal():
+    class Mistaken(FedAvg):
+        def init_server(self, init, population):
+            raise ValueError("operands could not be broadcast together")
+
+    for name in ("never sampled", "late clients"):
+        with pytest.raises(ValueError, match="broadcast together"):
+            CHECKS[name](Mistaken(sgd=PLAIN))
+
+
+def test_what_a_method_refuses_is_not_said_to_have_passed(capsys):
+    passed = check_algorithm(
+        Needy(sgd=PLAIN), only=["late clients"], models={"linear": softmax_model}
+    )
+    assert passed == []
+    said = capsys.readouterr().err
+    assert "does not apply, as the method refuses: it needs all clients" in said
+
+
+def test_server_steps_beyond_the_average_of_statistics_are_caught():
+    with pytest.raises(AssertionError, match="running_variance is negative"):
+        CHECKS["running statistics"](Overshoots(sgd=PLAIN))
+
+
 def test_exemptions_have_reasons():
-    """Which ones there are stands in docs/conformance.md, which tests/test_docs.py
+    """Which ones there are stands in docs/conformance.md, which tests/pages/test_docs.py
     compares with these.
     """
     assert all(len(reason) >= 5 for reason in OPT_OUTS.values())

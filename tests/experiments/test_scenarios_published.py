@@ -5,6 +5,7 @@ Each is built from generated data of the published number of examples and, where
 are at hand, from the public files.
 """
 
+import inspect
 import os
 from functools import partial
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedtailor import models
 from fedtailor.experiments.scenarios import SCENARIOS, find
 from fedtailor.federation import Dataset, datasets
 from fedtailor.federation.datasets import MissingData
@@ -186,6 +188,15 @@ def test_clients_sizes_and_classes_are_as_published(
         and not leaks(federation)
     )
     assert not federation.val.sizes.any()
+
+
+def test_pfllibs_scenarios_have_its_network_and_help_of_their_own():
+    for name in ("pfllib-mnist", "pfllib-fashion", "pfllib-cifar"):
+        scenario = SCENARIOS[name]
+        assert scenario.model == models.cnn_5x5(hidden=512)
+        assert scenario.build.__name__ == name.replace("-", "_")
+        assert "PFLlib's two" in scenario.build.__doc__
+        assert "read" not in inspect.signature(scenario.build).parameters
 
 
 @pytest.mark.parametrize(("ways", "least", "most"), [(3, 2, 5), (5, 3, 7)])

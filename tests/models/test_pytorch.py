@@ -18,6 +18,7 @@ torch = pytest.importorskip(
     "torch", reason="PyTorch (the extra `torch`) is not installed"
 )
 safetensors_torch = pytest.importorskip("safetensors.torch")
+pytestmark = pytest.mark.extra
 nn = torch.nn
 KEY = jax.random.key(0)
 
@@ -233,13 +234,12 @@ class Scaled(nn.Linear):
         return super().forward(x) * self.scale
 
 
-@pytest.mark.parametrize("engine", ["jax", "torch"])
-def test_a_run_s_manifest_says_the_same_of_a_module_made_anew(engine):
+def test_a_run_s_manifest_says_the_same_of_a_module_made_anew():
     """As another process makes it that resumes the run."""
 
     def said(module, **options):
         model = models.from_torch(
-            module, torch.zeros(1, 4), check=False, engine=engine, **options
+            module, torch.zeros(1, 4), check=False, **options
         ).bind((4,), 3)
         return to_plain(model)
 

@@ -1,5 +1,6 @@
 """Trees boosted over machines are those of a simulation, behind masks."""
 
+import contextlib
 import dataclasses
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from fedtailor.boosting import (
     BoostedModel,
     BoostingProgress,
+    BoostingRows,
     boost_federation,
     load_boosted,
     save_boosted,
@@ -16,7 +18,7 @@ from fedtailor.boosting import (
 )
 from fedtailor.cli import main
 from fedtailor.remote.boosting_server import SHARED, TREES, UNDER_WAY, boost_clients
-from fedtailor.remote.boosting_wire import BOOST, most_steps
+from fedtailor.remote.boosting_wire import BOOST, most_steps, read_steps
 from fedtailor.remote.examples import federation_from_rows
 from fedtailor.remote.messages import (
     decode_reply,
@@ -37,6 +39,7 @@ from fedtailor.storage.export import load_models
 from remote.jobs import NAMES, Clients
 from remote.marked import SEEN, MarkedClients
 
+INPUTS = 3  # age, and one for each ward
 REST = """
 [privacy]
 secure_aggregation = true
@@ -292,7 +295,7 @@ def test_what_is_not_a_step_is_refused(boosted, tmp_path):
                 {"algorithm": {**first.algorithm, BOOST: True}},
                 Refusal.MALFORMED,
             ),
-            (first, {"task": "client"}, Refusal.NOT_IN_JOB),
+            (first, {"task": "client"}, Refusal.MALFORMED),
             (
                 first,
                 {"algorithm": changed(first, steps=[{"kind": "answer"}])},
@@ -309,6 +312,138 @@ def test_what_is_not_a_step_is_refused(boosted, tmp_path):
         answer = ask(request, run=f"{run:x}", **changes)
         assert answer.refusal is not None, changes
         assert answer.refusal in (refusal, Refusal.SPENT), (changes, answer.refusal)
+
+
+def asking(request, *kinds, step=0, run="f", arrays=None, **fields):
+    """A request of a step that asks for these kinds."""
+    steps = [{"kind": kind, **fields} for kind in kinds]
+    plain = {**request.algorithm[BOOST], "steps": steps}
+    return dataclasses.replace(
+        request,
+        round=step,
+        run=run,
+        algorithm={**request.algorithm, BOOST: plain},
+        arrays=arrays or {},
+    )
+
+
+@pytest.fixture
+def answers(monkeypatch):
+    """The kinds of questions that clients have computed an answer to."""
+    computed, original = [], BoostingRows.answer
+
+    def answer(rows, request):
+        computed.append(request.kind)
+        return original(rows, request)
+
+    monkeypatch.setattr(BoostingRows, "answer", answer)
+    return computed
+
+
+def test_a_message_of_many_questions_is_refused_before_any_is_answered(
+    boosted, tmp_path, answers
+):
+    """3,000 questions in 67 KiB took 5 GB and more than a minute."""
+    _, tap, _ = boosted
+    client = Boosted(tmp_path / "job").client("a")
+    first = first_steps(tap, "a")[0]
+    for run, kinds in enumerate((["start"] * 3000, ["start"] * 2, ["start", "loss"])):
+        asked = asking(first, *kinds, run=f"{run:x}")
+        assert decode_reply(client(encode_request(asked))).refusal is Refusal.MALFORMED
+    many = {f"{place}/candidates": np.zeros((2, 1)) for place in range(3000)}
+    asked = asking(first, *["counts"] * 3000, run="a", arrays=many)
+    assert decode_reply(client(encode_request(asked))).refusal is not None
+    assert answers == []
+
+
+def test_candidates_thresholds_and_trees_are_those_of_the_jobs_size(boosted, tmp_path):
+    clients, tap, _ = boosted
+    settings = clients.job.boosting.settings
+    most = (settings.most_bins - 1) * 7
+    sent = [
+        (request.algorithm[BOOST]["steps"], request.arrays)
+        for request in first_steps(tap, "a")
+    ]
+    for steps, arrays in sent:
+        read_steps({"steps": steps}, arrays, INPUTS, 1, settings)
+    for size, is_right in ((most, True), (most + 1, False)):
+        step = {"steps": [{"kind": "counts"}]}
+        arrays = {"0/candidates": np.zeros((INPUTS, size))}
+        with pytest.raises(ValueError) if not is_right else contextlib.nullcontext():
+            read_steps(step, arrays, INPUTS, 1, settings)
+    ends = np.arange(1.0 * INPUTS * settings.most_bins)
+    wide = {"0/ends": ends, "0/bins": np.full(INPUTS, settings.most_bins)}
+    with pytest.raises(ValueError, match="not well formed"):
+        read_steps({"steps": [{"kind": "bins"}]}, wide, INPUTS, 1, settings)
+    smaller = dataclasses.replace(settings, most_leaves=2)
+    with pytest.raises(ValueError, match="more leaves than the job's"):
+        for steps, arrays in sent:
+            read_steps({"steps": steps}, arrays, INPUTS, 1, smaller)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "fields"),
+    [
+        (["start"], {}),
+        (["counts"], {}),
+        (["baseline", "loss"], {}),
+        (["gradients"], {"output": 0}),  # its root came with the loss
+        (["split"], {"node": 0, "left": 2**30}),
+        (["split"], {"node": 5, "left": 1}),
+        (["loss"], {}),
+    ],
+    ids=str,
+)
+def test_a_coordinator_cannot_ask_a_question_again(boosted, tmp_path, kinds, fields):
+    """Each question comes once in a run, and as often as the job's trees need it."""
+    _, tap, _ = boosted
+    client = Boosted(tmp_path / "job").client("a")
+    steps = first_steps(tap, "a")
+    until = next(
+        place
+        for place, request in enumerate(steps)
+        if request.algorithm[BOOST]["steps"][-1]["kind"] == "gradients"
+    )
+    run = steps[0].run
+    for request in steps[: until + 1]:
+        assert decode_reply(client(encode_request(request))).refusal is None
+    arrays = {"0/candidates": np.zeros((INPUTS, 3))} if kinds == ["counts"] else {}
+    arrays |= {"0/baseline": np.zeros(1)} if "baseline" in kinds else {}
+    more = asking(steps[0], *kinds, step=until + 1, run=run, arrays=arrays, **fields)
+    assert decode_reply(client(encode_request(more))).refusal is Refusal.MALFORMED
+
+
+def test_thresholds_are_searched_for_as_often_as_the_search_takes(boosted, tmp_path):
+    _, tap, _ = boosted
+    client = Boosted(tmp_path / "job").client("a")
+    first = first_steps(tap, "a")[0]
+    found = [decode_reply(client(encode_request(asking(first, "start")))).refusal]
+    for step in range(1, 13):
+        arrays = {"0/candidates": np.full((INPUTS, 3), step / 10)}
+        asked = asking(first, "counts", step=step, arrays=arrays)
+        found.append(decode_reply(client(encode_request(asked))).refusal)
+    assert found[:11] == [None] * 11 and found[11] is Refusal.MALFORMED
+
+
+@pytest.mark.parametrize("scope", ["run", "round"])
+def test_the_same_questions_without_a_client_are_not_answered(tmp_path, scope):
+    """Steps count as one round: else the difference of two sums is one client's."""
+    rest = REST.replace("[boosting]", f'sum_scope = "{scope}"\n[boosting]')
+    clients = Boosted(tmp_path / "job", rest=rest)
+    whole = Tap(clients.responders)
+    clients.boost(whole)
+    clients.responders = {name: clients.client(name) for name in NAMES}
+    lines = []
+    with pytest.raises(TooFewClients):
+        boost_clients(
+            clients.job,
+            Tap(clients.responders),
+            clients.sizes(NAMES[:3]),
+            clients.directory / "again",
+            patience=0.0,
+            log=lines.append,
+        )
+    assert any(Refusal.UNSAFE_SUM.explanation in line for line in lines), lines
 
 
 def test_a_step_is_taken_once_and_only_in_its_place(boosted, tmp_path):
@@ -364,7 +499,7 @@ def test_boosting_is_part_of_what_a_client_agrees_to(tmp_path):
 
 def test_a_policy_decides_on_trees(tmp_path):
     job = Boosted(tmp_path / "job").job
-    allowed = Policy(federated_statistics=True)
+    allowed = Policy(federated_statistics=True, measurements=True)
     assert not list(allowed.reasons_against(job))
     for policy, words in (
         (Policy(), "federated_statistics"),

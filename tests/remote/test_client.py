@@ -212,10 +212,11 @@ def test_sums_over_too_few_clients_are_refused_by_the_policy(tmp_path):
     clients.policy = "least_clients = 4\n"
     respond = clients.client("a")
     description = plan_of(clients.job).describe(0)
-    name = {"name": "s", "kind": "model", "number": None}
+    name = {"name": "s", "kind": "model"}
     assert clients.ask("a", respond).refusal is None
     for stage, wanted in ((KEYS, None), (SHARES, Refusal.POLICY)):
-        settings = description | {SUM: name | {"among": ["a", "b", "c"]}}
+        among = {"among": ["a", "b", "c"]} if stage == SHARES else {}
+        settings = description | {SUM: name | among}
         reply = clients.ask("a", respond, task=stage, algorithm=settings, arrays={})
         assert reply.refusal == wanted
 

@@ -76,7 +76,7 @@ def assert_close(ours, expected, tolerance=1e-5):
 @pytest.mark.parametrize("name", sorted(set(Algorithm.registry) - {"fedmd"}))
 def test_methods_give_the_models_of_the_simulation(name, tmp_path):
     algorithm, clients = method(name), federation()
-    participation = participation_of(algorithm)
+    participation = participation_of(algorithm, lambda: softmax_model("float32"))
     ours = Remote(
         algorithm,
         clients,

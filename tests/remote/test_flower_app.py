@@ -25,6 +25,7 @@ from fedtailor.remote.messages import (
 from fedtailor.remote.plan import plan_of
 from fedtailor.remote.policy import POLICY
 from fedtailor.remote.refusals import Refusal
+from fedtailor.remote.request_kind import TABLE_TASKS
 from fedtailor.remote.releases import RELEASE
 from fedtailor.remote.wire import WORK, WORK_SPEC
 from remote.jobs import JOB, Clients
@@ -40,7 +41,7 @@ def no_compiler_settings(monkeypatch):
     monkeypatch.setattr(flower_app, "save_memory", lambda: None)
 
 
-OPEN = "secure_aggregation_only = false\n"
+OPEN = "secure_aggregation_only = false\nmeasurements = true\n"
 STATISTICS = 'test = 0.25\npreprocessing = "federated"\n'
 
 
@@ -65,7 +66,8 @@ class Node:
 
         plan = plan_of(self.kit.job) if task == "client" else None
         fields = {"experiment": self.kit.job.identity, "round": 0, "exchange": 0}
-        fields |= {"task": task, "client": "a", "run": "aa"}
+        run = "" if task in TABLE_TASKS else "aa"
+        fields |= {"task": task, "client": "a", "run": run}
         if plan is not None:
             model = plan.initial()[None]
             fields["algorithm"] = plan.describe(0)

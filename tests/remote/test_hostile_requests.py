@@ -98,8 +98,8 @@ def no_mode(message):
     ("change", "code"),
     [
         (field("task", "probe"), Refusal.NOT_IN_JOB),
-        (field("task", KEYS), Refusal.NOT_IN_JOB),
-        (field("task", "inputs"), Refusal.NOT_IN_JOB),
+        (field("task", KEYS), Refusal.MALFORMED),
+        (field("task", "inputs"), Refusal.MALFORMED),
         (field("task", "../../etc/passwd\n"), Refusal.UNKNOWN_TASK),
         (without_model, Refusal.MALFORMED),
         (empty_rows, Refusal.MALFORMED),
@@ -118,7 +118,7 @@ def no_mode(message):
         (other_seed, Refusal.OTHER_METHOD),
         (other_phase, Refusal.OTHER_METHOD),
         (other_mode, Refusal.OTHER_METHOD),
-        (no_mode, Refusal.OTHER_METHOD),
+        (no_mode, Refusal.MALFORMED),
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
@@ -200,8 +200,9 @@ def test_a_sum_of_any_number_of_clients_is_refused_at_once():
     client.hold(0, {"model": np.zeros(3, np.float32)})
     names = [f"c{place:06d}" for place in range(10**5)]
 
-    settings = {SUM: {"name": "s", "kind": "model", "among": names}}
-    asked = Request("job", 0, 0, KEYS, "a", algorithm=settings)
+    settings = {"name": "s", "kind": "model"}
+    asked = Request("job", 0, 0, KEYS, "a", algorithm={SUM: settings})
     client(asked)
     with pytest.raises(Refused, match=f"with up to {MAX_NEIGHBOURS} other clients"):
-        client(replace(asked, task=SHARES))
+        settings = {SUM: {**settings, "among": names}}
+        client(replace(asked, task=SHARES, algorithm=settings))

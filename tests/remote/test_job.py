@@ -39,7 +39,7 @@ def test_the_template_is_a_job(tmp_path):
         "coordinator.example.org:9092",
         50,
         3,
-        True,
+        False,
     )
     assert job.spec.model == mlp(32) and isinstance(job.spec.algorithm, FineTune)
     assert (
@@ -117,7 +117,7 @@ def test_hyperparameters_are_read(tmp_path):
         ("[data]", "[dat]", "line 8: there is no table 'dat'; did you mean 'data'?"),
         ("[model]", "[method.model]", "the table [model] is missing"),
         (
-            "evaluate = true",
+            "evaluate = false",
             "evaluate = 1",
             "line 35: evaluate is 1; it must be a valid boolean",
         ),
@@ -236,7 +236,7 @@ def test_the_identity_is_what_a_client_agrees_to(tmp_path):
     for old, new in (
         ("lr = 0.05", "lr = 0.06"),
         ("hidden = 32", "hidden = 33"),
-        ("evaluate = true", "evaluate = false"),
+        ("evaluate = false", "evaluate = true"),
         ("uplink = []", 'uplink = [{ use = "clip", norm = 1.0 }]'),
         ("seed = 0", "seed = 1"),
         ('"medicine"', '"emergency"'),
@@ -267,6 +267,16 @@ def test_secure_sums_over_fewer_clients_than_three_are_not_waited_for(tmp_path):
     check_client_count(job_of(tmp_path, ("minimum = 3", "minimum = 2"), openly), 2)
 
 
+@pytest.mark.parametrize(
+    "text", ["a." * 20_000 + "b = 1", "[" + "a." * 20_000 + "b]", "a = " + "[" * 20_000]
+)
+def test_names_within_names_end_in_one_line(tmp_path, text):
+    path = tmp_path / "job.toml"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"^[^\n]*nested too deeply$"):
+        read_job(path)
+
+
 def test_addresses():
     assert split_address("a.org:1") == ("a.org", 1) and split_address("[::1]:9092") == (
         "::1",
@@ -279,6 +289,15 @@ def test_addresses():
         ":9",
         "https://a.org:9",
         "a.org:x",
+        "evil@a.org:9",
+        "a b.org:9",
+        "a.org\n:9",
+        "::1:9",
+        "[a.org]:9",
+        "[::1:9",
+        "a.org?x:9",
+        "[fe80::1%a@b]:9",
+        "a.org:\uff19",
     ):
         with pytest.raises(ValueError, match="is no address"):
             split_address(wrong)

@@ -17,7 +17,7 @@ from fedtailor.remote.policy import (
     write_policy,
 )
 from fedtailor.remote.refusals import Refusal, Refused
-from fedtailor.remote.secure_sums import SUM
+from fedtailor.remote.secure_sums import SHARES, STAGES, SUM, VECTORS
 
 JOB = """
 [coordinator]
@@ -42,6 +42,7 @@ evaluate = {evaluate}
 FEDAVG = 'use = "fedavg"'
 SECURE = "secure_aggregation = true"
 NOISY = 'uplink = [{ use = "gaussian-noise", by = "client" }]'
+PRIVATE = f"{FEDAVG}\nsgd = {{ dp_noise = 1.0, dp_norm = 1.0 }}"
 UCFL = 'use = "ucfl"\nstreams = 2\nsigma_batch = 0.1'
 
 
@@ -61,6 +62,12 @@ def job_of(
 
 
 def request(task="client", round=0, **change):
+    if task in STAGES:
+        settings = {"name": "s", "kind": "model"}
+        settings |= {SHARES: {"among": ["a"] * 9}, VECTORS: {"columns": []}}.get(
+            task, {}
+        )
+        change.setdefault("algorithm", {SUM: settings})
     return Request("job", round, 0, task, "a", **change)
 
 
@@ -94,7 +101,7 @@ def test_without_a_file_the_defaults_are_safe(tmp_path):
             "would answer a probe openly",
         ),
         (Policy(), {"preprocessing": "federated"}, "federated_statistics is false"),
-        (Policy(measurements=False), {"evaluate": "true"}, "measurements is false"),
+        (Policy(), {"evaluate": "true"}, "measurements is false"),
         (Policy(noise_only=True), {}, "no noise would be added here"),
         (Policy(columns=("age", "label")), {}, "it uses 'ward' (not in columns)"),
         (Policy(columns=("age", "ward")), {}, "it uses 'label' (not in columns)"),
@@ -117,18 +124,15 @@ def test_all_reasons_are_said_at_once(tmp_path):
     [
         (Policy(secure_aggregation_only=False), {"privacy": ""}),
         (Policy(federated_statistics=True), {"preprocessing": "federated"}),
-        (Policy(), {"evaluate": "true"}),
-        (Policy(measurements=False), {}),
+        (Policy(measurements=True), {"evaluate": "true"}),
         (Policy(noise_only=True), {"privacy": f"{SECURE}\n{NOISY}"}),
-        (Policy(noise_only=True), {"method": f"{FEDAVG}\nsgd = {{ dp_noise = 1.0 }}"}),
+        (Policy(noise_only=True), {"method": PRIVATE}),
         (Policy(columns=("age", "label", "more", "ward")), {}),
         # A method without a probe has nothing to answer openly.
         (Policy(), {"privacy": SECURE + '\nprobe = "open"'}),
     ],
 )
 def test_a_job_that_the_policy_allows_is_not_refused(tmp_path, policy, job):
-    if "dp_noise" in job.get("method", ""):
-        job["method"] = job["method"].replace("1.0 }", "1.0, dp_norm = 1.0 }")
     policy.check_job(job_of(tmp_path, **job))
 
 
@@ -172,12 +176,13 @@ def test_requests_are_answered_in_the_policys_hours(hours, clock, is_open):
 
 
 def sum_request(stage, clients):
-    names = [f"client {number}" for number in range(clients)]
     here = np.arange(10) < clients
     arrays = {"sum-vectors": {"there": here}, "sum-unmask": {"arrived": here}}
-    return request(
-        stage, algorithm={SUM: {"among": names}}, arrays=arrays.get(stage, {})
-    )
+    asked = request(stage, arrays=arrays.get(stage, {}))
+    if stage == SHARES:
+        names = [f"client {number}" for number in range(clients)]
+        asked.algorithm[SUM]["among"] = names
+    return asked
 
 
 @pytest.mark.parametrize("stage", ["sum-shares", "sum-vectors", "sum-unmask"])
@@ -186,10 +191,10 @@ def test_sums_over_fewer_clients_than_the_policy_says_are_refused(stage):
     assert refusal(policy, sum_request(stage, 5)) is None
     assert refusal(policy, sum_request(stage, 4)) == Refusal.POLICY
     # names that are listed twice do not count, nor do requests that say nothing
-    twice = request("sum-shares", algorithm={SUM: {"among": ["a"] * 9}})
-    assert refusal(policy, twice) == Refusal.POLICY
+    assert refusal(policy, request(stage)) == Refusal.POLICY
     for wrong in ({}, {SUM: 3}, {SUM: {"among": 7}}):
-        assert refusal(policy, request(stage, algorithm=wrong)) == Refusal.POLICY
+        asked = request(stage, algorithm=wrong)
+        assert refusal(policy, asked) == Refusal.MALFORMED
 
 
 @pytest.mark.parametrize(

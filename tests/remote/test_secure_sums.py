@@ -61,7 +61,7 @@ class Circle:
         for name, arrays in stage.arrays.items():
             if stage.task in self.lost.get(name, ()):
                 continue
-            settings = {"kind": "model", "number": None, **stage.settings_for(name)}
+            settings = {"kind": "model", **stage.settings_for(name)}
             request = Request(
                 "job",
                 self.round,
@@ -789,7 +789,7 @@ def test_a_client_adds_with_others_only():
         circle.run([[0.5, 0.5]])
     client = SecureSumClient("a", SETTINGS)
     client.hold(0, {"model": np.zeros(2, np.float32)})
-    settings = {"name": "s", "kind": "model", "number": None}
+    settings = {"name": "s", "kind": "model"}
     keys = client(Request("job", 0, 0, KEYS, "a", algorithm={SUM: settings}))
     alone = {name: np.stack([array, array + 1]) for name, array in keys.items()}
     with pytest.raises(ValueError, match="it adds with 3 clients or more, not with 2"):

@@ -6,13 +6,18 @@ import asyncio
 import base64
 import datetime
 import socket
+import subprocess
 import sys
 import threading
 import time
 
 import pytest
 
-from fedtailor.remote import superlink
+from fedtailor._choice import MachineFailed
+from fedtailor.cli import main
+from fedtailor.cli.commands import federation
+from fedtailor.remote import processes, superlink
+from fedtailor.remote.keys import make_authority
 from fedtailor.remote.superlink import (
     DEFAULT_LARGEST_BODY,
     LARGEST_BODY,
@@ -25,10 +30,44 @@ from fedtailor.remote.superlink import (
     guarded_protocol,
 )
 
+
+def test_a_superlink_that_lives_is_waited_for(monkeypatch, tmp_path):
+    """One that took a minute under load ended `serve` as if the input were wrong."""
+    pytest.importorskip("cryptography", reason="certificates need the extra flower")
+    authority = make_authority("wards").public
+    monkeypatch.setattr(processes, "READY_S", 0.2)
+    monkeypatch.setattr(processes, "GIVE_UP_S", 0.6)
+    log = tmp_path / "superlink.log"
+    log.write_bytes(b"")
+    lines = []
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=-1) as process:
+        link = processes.SuperLink("h:1", authority, b"", process, log)
+        port = processes.free_port()
+        with pytest.raises(MachineFailed, match="did not answer within"):
+            processes._wait_until_ready(link, "127.0.0.1", port, lines.append)
+        process.kill()
+        process.wait()
+        with pytest.raises(
+            MachineFailed, match=r"^the SuperLink ended: it said nothing"
+        ):
+            processes._wait_until_ready(link, "127.0.0.1", port, lines.append)
+    assert len(lines) == 1 and "its process lives" in lines[0]
+
+
+def test_a_failure_of_the_machine_is_no_wrong_input(monkeypatch, tmp_path, capsys):
+    def fails(options):
+        raise MachineFailed("the SuperLink ended: it said nothing")
+
+    options, _ = federation.COMMANDS["serve"]
+    monkeypatch.setitem(federation.COMMANDS, "serve", (options, fails))
+    assert main(["federation", "serve", str(tmp_path)]) == 1
+    assert "the SuperLink ended: it said nothing\n" in capsys.readouterr().err
+
+
 FLEET, RUNTIME = superlink.HELD_S
 
 
-def ask(path, client, kind="http"):
+def ask(path, client, kind="http", headers=()):
     """Status that a request gets; 200 comes from behind the middleware."""
     sent = []
 
@@ -38,9 +77,8 @@ def ask(path, client, kind="http"):
     async def send(message):
         sent.append(message)
 
-    asyncio.run(
-        LoopbackOnly(behind)({"type": kind, "path": path, "client": client}, None, send)
-    )
+    scope = {"type": kind, "path": path, "client": client, "headers": headers}
+    asyncio.run(LoopbackOnly(behind)(scope, None, send))
     return sent[0].get("status", sent[0]["type"])
 
 
@@ -73,6 +111,17 @@ def test_other_machines_reach_the_clients_interface_only(host):
     ):
         assert ask(path, client) == 403
     assert ask("/v1/control/stream", client, kind="websocket") == "websocket.close"
+
+
+@pytest.mark.parametrize(
+    "header", ["X-Forwarded-For", "x-forwarded-proto", "Forwarded", "Via", "X-Real-IP"]
+)
+def test_a_proxy_on_the_machine_does_not_make_others_local(header):
+    headers = [(b"host", b"a"), (header.encode(), b"127.0.0.1")]
+    for host in ("127.0.0.1", "::1"):
+        assert ask(RUNTIME, (host, 1), headers=headers) == 403
+        assert ask(FLEET, (host, 1), headers=headers) == 200
+        assert ask(RUNTIME, (host, 1), headers=headers[:1]) == 200
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "::ffff:127.0.0.1"])

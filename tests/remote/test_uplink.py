@@ -161,6 +161,6 @@ def test_a_job_says_what_leaves_a_client(tmp_path):
     ]
     noise = ("uplink = []", 'uplink = [{ use = "gaussian-noise", by = "client" }]')
     with pytest.raises(ValueError, match="set evaluate = false"):
-        plan_of(job_of(tmp_path, noise))
-    quiet = plan_of(job_of(tmp_path, noise, ("evaluate = true", "evaluate = false")))
+        plan_of(job_of(tmp_path, noise, ("evaluate = false", "evaluate = true")))
+    quiet = plan_of(job_of(tmp_path, noise))
     assert quiet.clients_need_secrets and not quiet.coordinator_needs_secret

@@ -1,6 +1,7 @@
 """Tables against numbers computed from the parquet files by other means."""
 
 import csv
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -15,6 +16,7 @@ from fedtailor.report.experiment import StoredExperiment
 from fedtailor.report.measures import MEASURES
 from fedtailor.report.stored import StoredRun
 from fedtailor.storage.comparison_index import ScenarioUse
+from fedtailor.storage.digests import with_digest
 from report.results import CLIENTS, NAME, ROUNDS, SEEDS, UNSEEN, as_loss, write_index
 
 SEEN = CLIENTS - UNSEEN
@@ -477,7 +479,8 @@ def test_a_damaged_run_is_named(tmp_path):
     path.mkdir()
     with pytest.raises(ValueError, match=r"no finished run: summary.json"):
         StoredRun(path)
-    (path / "summary.json").write_text('{"metric": "accuracy"}')
+    summary = with_digest({"metric": "accuracy"})
+    (path / "summary.json").write_text(json.dumps(summary))
     run = StoredRun(path)
     for read in (run.spread, lambda: run.seed, lambda: run.ledger, lambda: run.clients):
         with pytest.raises(ValueError, match=r"run.*missing"):

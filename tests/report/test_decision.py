@@ -15,6 +15,7 @@ from fedtailor.report.document import as_dict, markdown
 from fedtailor.report.experiment import StoredExperiment
 from fedtailor.report.page.contents import client_table
 from fedtailor.storage.comparison_index import MethodRun
+from fedtailor.storage.digests import with_digest
 from fedtailor.storage.run_files import (
     BASELINE,
     CLIENTS,
@@ -97,7 +98,13 @@ def make_run(
     write_manifest(path, method, seed)
     (path / SUMMARY).write_text(
         json.dumps(
-            {"metric": metric, "warnings": ["rows repeat"], "seconds_per_round": 0.1}
+            with_digest(
+                {
+                    "metric": metric,
+                    "warnings": ["rows repeat"],
+                    "seconds_per_round": 0.1,
+                }
+            )
         )
     )
 
@@ -414,10 +421,8 @@ def test_gains_in_areas_follow_from_rows_of_two_classes(tmp_path):
         rows = pl.read_parquet(path)
         label = pl.col("row") % 2
         predicted = pl.when(pl.col("correct")).then(label).otherwise(1 - label)
-        confidence = 0.6 + 0.01 * (pl.col("row") % 7)
-        rows.with_columns(prediction=predicted, confidence=confidence).write_parquet(
-            path
-        )
+        odds = 0.6 + 0.01 * (pl.col("row") % 7)
+        rows.with_columns(prediction=predicted, log_odds=odds).write_parquet(path)
     decision = decide(StoredExperiment.read(tmp_path, NAME), "shift")
     assert decision.gain_metric == "roc_auc"
     assert not any("do not follow" in text for text in decision.conclusions)
@@ -558,7 +563,8 @@ def test_the_rounds_that_were_trained_are_shown(tmp_path):
         strict=True,
     ):
         path = tmp_path / "runs" / run / SUMMARY
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"rounds": rounds}))
+        summary = json.loads(path.read_text()) | {"rounds": rounds}
+        path.write_text(json.dumps(with_digest(summary)))
     again = StoredExperiment.read(tmp_path, NAME)
     table = tables(index_of(again, until_still=True))["shift-clients"]
     assert table.columns[-1] == "rounds"

@@ -33,6 +33,7 @@ from fedtailor.report.page.reliability import reliability, reliability_table
 from fedtailor.report.page.render import MAX_BYTES
 from fedtailor.report.stored import StoredRun
 from fedtailor.report.tables import ReportTable
+from fedtailor.storage.digests import with_digest
 from fedtailor.storage.run_files import CLIENTS, METRICS, ROWS, SUMMARY
 from report.pages import HOSTILE, SERIES, page
 from report.results import NAME, write_index, write_manifest
@@ -298,7 +299,7 @@ def test_at_most_six_methods_have_bands_and_are_shown_at_first(experiment):
 def write_rows(path, confidence, correct, *, unseen=False):
     """A run with these test rows of a client; those of another one are all wrong."""
     path.mkdir()
-    (path / SUMMARY).write_text('{"metric": "accuracy"}')
+    (path / SUMMARY).write_text(json.dumps(with_digest({"metric": "accuracy"})))
     write_manifest(path, "local", 0)
     clients = pl.DataFrame(
         {"client": ["a", "b"], "group": [None, None], "unseen": [False, unseen]}
@@ -342,7 +343,7 @@ def test_reliability_is_accuracy_by_confidence_of_clients_that_train(tmp_path):
     assert (perfect.x, perfect.colour) == (perfect.y, -1)
     np.testing.assert_allclose(line.x, [85, 95])
     np.testing.assert_allclose(line.y, [70, 100])
-    first.rows.drop("confidence").write_parquet(first.path / ROWS)  # as 0.1 wrote them
+    first.rows.drop("confidence").write_parquet(first.path / ROWS)
     assert reliability({"Local": [StoredRun(first.path)]}) is None
     assert reliability_table({"Local": [StoredRun(first.path)]}) is None
 

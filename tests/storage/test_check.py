@@ -1,23 +1,18 @@
-"""`fedtailor check`, and what fedtailor 0.1.0 wrote: read, but not resumed."""
+"""`fedtailor check`."""
 
 import json
-import re
 import shutil
-from pathlib import Path
 
-import numpy as np
 import pytest
 
 from conformance.problems import classification, softmax_model
 from fedtailor.algorithms import Local
 from fedtailor.cli import main
-from fedtailor.deployment.listing import list_models
 from fedtailor.federation.storage import save
 from fedtailor.protocol import SGD
-from fedtailor.report import StoredRun
 from fedtailor.runs import run
-from fedtailor.storage import Unusable, check, load_models
-from fedtailor.storage.digests import SUMS, sums_of, with_digest
+from fedtailor.storage import check, load_models
+from fedtailor.storage.digests import DIGEST_KEY, SUMS, sums_of, with_digest
 from fedtailor.storage.run_files import (
     CHECKPOINT,
     CLIENTS,
@@ -30,7 +25,6 @@ from fedtailor.storage.run_files import (
 )
 
 METHOD = Local(sgd=SGD(lr=0.1, epochs=2, batch_size=8))
-OLD = Path(__file__).with_name("of_0_1_0")
 FILES = (CHECKPOINT, PREVIOUS_CHECKPOINT, CLIENTS, LEDGER, MANIFEST, METRICS, SUMMARY)
 
 
@@ -91,7 +85,11 @@ def test_the_index_of_a_comparison_is_checked_with_the_runs_that_it_names(
         (["runs/a", "runs/gone"], "names the run runs/gone, which is not there"),
     ):
         content = with_digest(
-            {"title": "Two", "cells": [{"run": run} for run in cells]}
+            {
+                "title": "Two",
+                "cells": [{"run": run} for run in cells],
+                "baselines": [],
+            }
         )
         index.write_text(json.dumps(content))
         found = {finding.path: finding for finding in check(tmp_path)}
@@ -100,17 +98,17 @@ def test_the_index_of_a_comparison_is_checked_with_the_runs_that_it_names(
     assert "its digest is wrong" in check(index.parent)[0].what
 
 
-def test_a_damaged_proof_in_a_run_is_found(everything, tmp_path):
+def test_a_damaged_audit_in_a_run_is_found(everything, tmp_path):
     shutil.copytree(everything / "runs" / "a", tmp_path / "run")
-    proof = json.dumps(
-        with_digest({"format": "fedtailor proof of forgetting 1", "found": 0})
+    audit = json.dumps(
+        with_digest({"format": "fedtailor privacy audit 1", "rounds": 3})
     )
     for text, whole in (
-        (proof, True),
-        (proof.replace("found", "fuond"), False),
-        (proof[:-3], False),
+        (audit, True),
+        (audit.replace("rounds", "ruonds"), False),
+        (audit[:-3], False),
     ):
-        (tmp_path / "run" / "forgotten.json").write_text(text)
+        (tmp_path / "run" / "audit.json").write_text(text)
         (found,) = check(tmp_path)
         assert found.whole == whole
 
@@ -178,75 +176,32 @@ def test_nothing_to_check_is_one_line(tmp_path, capsys):
         assert capsys.readouterr().err.count("\n") == 1
 
 
-# fedtailor 0.1.0
-# --------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", ["runs/a/summary.json", "models/manifest.json"])
+def test_files_without_a_digest_are_refused_in_one_line(everything, tmp_path, name):
+    """As in files of another version, or written by hand."""
+    shutil.copytree(everything, tmp_path / "copy")
+    path = tmp_path / "copy" / name
+    content = json.loads(path.read_text())
+    del content[DIGEST_KEY]
+    path.write_text(json.dumps(content))
+    (found,) = check(path.parent)
+    assert not found.whole and str(path) in found.what and "\n" not in found.what
 
 
-def test_runs_of_0_1_0_are_read():
-    stored = StoredRun(OLD / "run")
-    assert (
-        stored.summary["rounds"] == 2
-        and stored.manifest["versions"]["fedtailor"] == "0.1.0"
-    )
-    assert (
-        list(stored.curve()) == [1, 2]
-        and stored.scores().height == 4
-        and stored.clients.height == 5
-    )
-    assert stored.ledger.totals().gradients > 0
-    found = {finding.path.name: finding for finding in check(OLD)}
-    assert (
-        all(finding.whole and "0.1" in finding.what for finding in found.values())
-        and len(found) == 2
-    )
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "said"),
-    [
-        ("[data]", "[dta]", "name and clients in [data]"),
-        ("outputs = ", "out = ", "outputs in [model]"),
-    ],
-)
-def test_manifests_without_digests_are_refused_where_they_lack_a_setting(
-    tmp_path, old, new, said
-):
-    shutil.copytree(OLD / "run", tmp_path / "run")
-    path = tmp_path / "run" / MANIFEST
-    assert old in path.read_text()
-    path.write_text(path.read_text().replace(old, new))
-    with pytest.raises(
-        ValueError, match=re.escape(f"{MANIFEST} has no {said}; repeat the run")
-    ):
-        list_models(tmp_path / "run")
-
-
-def test_an_export_of_nobody_is_refused(tmp_path):
-    shutil.copytree(OLD / "models", tmp_path / "models")
+def test_an_export_of_nobody_is_refused(everything, tmp_path):
+    shutil.copytree(everything / "models", tmp_path / "models")
     path = tmp_path / "models" / "manifest.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"clients": {}}))
+    content = json.loads(path.read_text()) | {"clients": {}}
+    path.write_text(json.dumps(with_digest(content)))
     with pytest.raises(ValueError, match="the export names no clients"):
         load_models(tmp_path / "models")
 
 
-def test_runs_of_0_1_0_are_not_resumed(tmp_path):
-    shutil.copytree(OLD / "run", tmp_path / "run")
-    before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
-    with pytest.raises(
-        Unusable,
-        match=r"written by fedtailor 0.1, whose runs can be reported but not resumed",
-    ) as caught:
-        start(tmp_path / "run", resume=True)
-    assert "\n" not in str(caught.value)
-    assert {
-        path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()
-    } == before
-
-
-def test_models_of_0_1_0_are_read():
-    found = load_models(OLD / "models")
-    assert len(found) == 5
-    assert all(
-        np.isfinite(model.theta).all() and len(model.theta) == 15
-        for model in found.values()
-    )
+def test_an_export_of_another_format_is_refused(everything, tmp_path):
+    shutil.copytree(everything / "models", tmp_path / "models")
+    path = tmp_path / "models" / "manifest.json"
+    content = json.loads(path.read_text()) | {"format": "fedtailor personal models 1"}
+    path.write_text(json.dumps(with_digest(content)))
+    with pytest.raises(ValueError, match=r"this version .* export them again") as told:
+        load_models(tmp_path / "models")
+    assert "\n" not in str(told.value)

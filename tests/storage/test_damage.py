@@ -201,12 +201,9 @@ def test_a_seal_is_of_what_json_keeps():
     )
     assert content["a"] is None and content["b"] == [None, 0.1, None]
     again = json.loads(json.dumps(content, allow_nan=False))
-    assert (
-        has_valid_digest(again)
-        and not has_valid_digest({**again, "a": 1})
-        and has_valid_digest({"a": 1})
-    )
-    assert not has_valid_digest({**again, DIGEST_KEY: None})
+    assert has_valid_digest(again)
+    for other in ({**again, "a": 1}, {**again, DIGEST_KEY: None}, {"a": 1}, [again]):
+        assert not has_valid_digest(other)
 
 
 def test_the_digest_of_a_table_is_of_its_content(tmp_path):
@@ -395,7 +392,6 @@ def test_rounds_that_are_none_are_refused(tmp_path, rounds):
 
 
 def test_leftovers_of_killed_writes_are_removed(half):
-    (half / ".metrics.parquet.part").write_bytes(b"of 0.1")
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     with DirectoryLock(half):

@@ -261,6 +261,7 @@ def test_rows_are_read_by_name(frame, table):
     np.testing.assert_array_equal(learned.transform(typed), table.x)
 
 
+@pytest.mark.extra
 def test_pandas_rows(frame, table):
     pandas = pytest.importorskip(
         "pandas", reason="pandas is not installed; fedtailor does not need it"

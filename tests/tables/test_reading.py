@@ -175,6 +175,7 @@ def test_parquet_and_typed_frames(frame, expected, tmp_path):
     same(from_table(decimals.lazy(), **ROLES), expected)
 
 
+@pytest.mark.extra
 def test_pandas_frames(frame, expected):
     pandas = pytest.importorskip(
         "pandas", reason="pandas is not installed; fedtailor does not need it"

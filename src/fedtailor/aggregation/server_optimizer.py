@@ -55,8 +55,6 @@ class ServerOptimizer:
     """Adaptivity tau. A step divides by sqrt(v) + epsilon (adam, yogi) or by
     sqrt(v + epsilon^2) (adagrad), where v is the second moment.
     """
-    later_fields = ("paper",)
-
     paper: bool = False
     """Algorithm 2 of Reddi et al. to the letter, for adam, yogi and adagrad: no correction
     of the moments for their start, v = epsilon^2 at first, and steps of sqrt(v) + epsilon
@@ -92,6 +90,7 @@ class ServerOptimizer:
         theta: Float[Array, "s d"],
         average: Float[Array, "s d"],
         is_updated: NDArray[np.bool_],
+        is_statistic: NDArray[np.bool_] | None = None,
     ) -> tuple[State, Float[Array, "s d"]]:
         """One step of the streams' models towards the averages of their clients.
 
@@ -101,6 +100,9 @@ class ServerOptimizer:
             average: for each stream the weighted average of its clients' models.
             is_updated: [s] which streams take a step. The others, whose clients did not
                 report, keep model and state bit for bit.
+            is_statistic: [d] the entries that become the average, whatever the rule:
+                running statistics, whose variances a step beyond it would make negative;
+                None = there are none.
 
         Returns:
             The new state and models.
@@ -110,7 +112,7 @@ class ServerOptimizer:
             # FedAvg. The compiled step would return the same; skipping it saves about
             # 0.2 ms in every round of most methods.
             return tuple(state), average
-        return _apply(self, tuple(state), theta, average, is_updated)
+        return _apply(self, tuple(state), theta, average, is_updated, is_statistic)
 
     def _rule(self) -> optax.GradientTransformation:
         """The rule in optax, which maps Delta to a direction; `lr` then scales it."""
@@ -174,6 +176,7 @@ def _apply(
     theta: Float[Array, "s d"],
     average: Float[Array, "s d"],
     is_updated: Bool[Array, " s"],
+    is_statistic: Bool[Array, " d"] | None,
 ) -> tuple[State, Float[Array, "s d"]]:
     """`ServerOptimizer.apply` as one compiled program.
 
@@ -186,10 +189,14 @@ def _apply(
         """New rows [s, ...] for streams that are updated, old rows for the others."""
         return jnp.where(along_axis(is_updated, 0, old.ndim), new, old)
 
+    def with_averages(new: Array) -> Array:
+        """New models [s, d] whose running statistics are the averages."""
+        return new if is_statistic is None else jnp.where(is_statistic, average, new)
+
     if optimizer.kind == "plain":
         # Unlike theta - lr Delta, this is exactly `average` for a rate of 1.
         new_theta = (1 - optimizer.lr) * theta + optimizer.lr * average
-        return state, select(new_theta, theta)
+        return state, select(with_averages(new_theta), theta)
     rule = optimizer._rule()
     optax_state = _optax_state(rule, state, theta)
     # One update for each stream, with Delta as the gradient.
@@ -200,7 +207,7 @@ def _apply(
     new_state = tuple(
         select(new, old) for new, old in zip(new_leaves, state, strict=True)
     )
-    return new_state, select(new_theta, theta)
+    return new_state, select(with_averages(new_theta), theta)
 
 
 def _optax_state(

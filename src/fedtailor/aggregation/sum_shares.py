@@ -209,16 +209,14 @@ class SumHistory:
                             bool(np.isfinite(basis).all()), "a weight is not finite"
                         )
                         released[key] = ReleasedSums(names, basis)
-                    # Files of earlier versions do not say who had a part in the sums.
-                    everybody = [
-                        name for sums in released.values() for name in sums.names
-                    ]
-                    members = frozenset(map(str, entry.get("members", everybody)))
-                    first = int(entry.get("first", len(members)))
+                    members = frozenset(map(str, entry["members"]))
                     self._runs[run] = _Kept(
-                        int(entry["round"]), released, first, members
+                        int(entry["round"]), released, int(entry["first"]), members
                     )
-            except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            except (
+                *(OSError, ValueError, KeyError),
+                *(TypeError, AttributeError, RecursionError),
+            ) as error:
                 raise ValueError(
                     f"cannot read {path}: {error}; it says which sums this client has a"
                     " part in, so restore it, or take part in a new job"

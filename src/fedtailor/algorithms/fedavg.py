@@ -83,4 +83,6 @@ class FedAvg(Algorithm):
         # q_i, one row [1, c] for the server's one model; 0 for clients that do not
         # report
         weights = reporter_weights(cohort, self.weights)[None]
-        return average_step(server, self.optimizer, answers["model"], weights)
+        return average_step(
+            server, self.optimizer, answers["model"], weights, cohort.is_statistic
+        )

@@ -80,8 +80,6 @@ class FedDyn(Algorithm):
     """Strength of the regularizer (Acar et al. choose among 0.001, 0.01, 0.1; 0.01 most
     often).
     """
-    later_fields = ("weights",)
-
     weights: Literal["uniform", "samples"] = "uniform"
     """Whether every client counts the same in the objective, or every sample (released
     code)."""
@@ -152,4 +150,7 @@ class FedDyn(Algorithm):
         # c <- c - (alpha / m) sum_S (theta_i - theta). The sum is |S| (average - theta).
         share = reporters / server.clients
         drift = server.drift - self.alpha * share * (average - server.model)
-        return server.replace(model=average - drift / self.alpha, drift=drift)
+        model = average - drift / self.alpha
+        if cohort.is_statistic is not None:
+            model = jnp.where(cohort.is_statistic, average, model)
+        return server.replace(model=model, drift=drift)

@@ -10,6 +10,7 @@ from fedtailor.aggregation import mix, reporter_weights
 from fedtailor.algorithms.helpers.own_steps import (
     loop_over_batches,
     momentum_step,
+    pass_over_samples,
     sgd_step,
 )
 from fedtailor.protocol import (
@@ -238,7 +239,7 @@ class FedEM(Algorithm):
             r = self._responsibilities(models, pi, batch, local)
             return total + r @ batch.weight
 
-        one_pass = SGD(batch_size=self.sgd.batch_size)
+        size = self.sgd.batch_size
         zero = jnp.zeros_like(pi)
-        total = loop_over_batches(local, zero, add, one_pass, purpose="expectation")
+        total = pass_over_samples(local, zero, add, size, purpose="expectation")
         return jnp.where(local.size > 0, total / jnp.maximum(local.size, 1), pi)

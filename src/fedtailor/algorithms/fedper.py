@@ -107,7 +107,9 @@ class FedPer(Algorithm):
             return server  # the whole model stays on the clients
         # b <- sum_i q_i b_i, with one row of weights [1, c] for the one body
         weights = reporter_weights(cohort, self.weights)[None]
-        return server.update_part(self.optimizer, answers["model"], weights)
+        return server.update_part(
+            self.optimizer, answers["model"], weights, cohort.is_statistic
+        )
 
     def serve(self, server: SharedPart, cohort: Cohort) -> Downlink:
         streams = {"model": server.part_stream(len(cohort))}

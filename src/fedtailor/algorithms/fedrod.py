@@ -11,6 +11,7 @@ from fedtailor.algorithms.helpers.own_steps import (
     head_of,
     loop_over_batches,
     mean_over,
+    pass_over_samples,
     require_plain_sgd,
     sgd_step,
     sgd_step_with_statistics,
@@ -200,8 +201,7 @@ class FedRoD(FedAvg):
             labels = jax.nn.one_hot(batch.y, len(zero), dtype=zero.dtype)
             return counts + batch.weight @ labels
 
-        one_pass = SGD(batch_size=self.sgd.batch_size)
-        counts = loop_over_batches(local, zero, add, one_pass)
+        counts = pass_over_samples(local, zero, add, self.sgd.batch_size)
         log_counts = jnp.log(jnp.maximum(counts, 1))
         return jnp.where(counts > 0, self.gamma * log_counts, ABSENT)
 

@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Int
 from numpy.typing import NDArray
 
 from fedtailor.aggregation import mix, reporter_weights
-from fedtailor.algorithms.helpers.own_steps import head_of, loop_over_batches
+from fedtailor.algorithms.helpers.own_steps import head_of, pass_over_samples
 from fedtailor.algorithms.helpers.shared_part import model_parts_of
 from fedtailor.models.dense_head import outputs_of_numbers
 from fedtailor.models.nested import nested_networks
@@ -341,7 +341,7 @@ def _classes(
         return jnp.maximum(seen, is_class.max(axis=0).astype(seen.dtype))
 
     start = jnp.zeros(scores.shape[-1], theta.dtype)
-    return loop_over_batches(local, start, add, SGD(batch_size=batch_size))
+    return pass_over_samples(local, start, add, batch_size)
 
 
 def _held(class_of: Any, classes: Any, numpy: Any) -> Any:

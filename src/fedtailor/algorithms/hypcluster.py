@@ -267,7 +267,9 @@ class HypCluster(Algorithm):
         # The row of a model that nobody trained is zero, and `average_step` changes
         # neither that model nor the state of its optimiser.
         weights = cluster_averages(model_of_client, self.clusters, share)
-        return average_step(server, self.optimizer, answers["model"], weights)
+        return average_step(
+            server, self.optimizer, answers["model"], weights, cohort.is_statistic
+        )
 
     def serve(self, server: HypClusterState, cohort: Cohort) -> Downlink:
         # Every client receives all models and picks one to predict with (`personal`).

@@ -169,7 +169,7 @@ class KNNPer(FedAvg):
         # samples are drawn without replacement.
         steps = jnp.minimum(-(-local.size // BLOCK), blocks)
         features, labels, is_stored = local.loop(
-            start, add, steps, BLOCK, purpose="store"
+            start, add, steps, BLOCK, whole=True, purpose="store"
         )
         return (
             features,
@@ -206,6 +206,8 @@ class KNNPer(FedAvg):
         count = local.count("val")
         batches = -(-count // BLOCK)
         zero = jnp.zeros_like(grid)
-        total = local.loop(zero, add, batches, BLOCK, purpose="share", split="val")
+        total = local.loop(
+            zero, add, batches, BLOCK, whole=True, purpose="share", split="val"
+        )
         best = grid[jnp.argmin(total)]
         return jnp.where(count > 0, best, self.lam_without_validation)

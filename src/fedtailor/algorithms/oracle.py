@@ -87,7 +87,9 @@ class Oracle(FedAvg):
         share = reporter_weights(cohort, self.weights)
         stream = _stream_of_group(server, cohort)
         weights = cluster_averages(stream, len(server.groups), share)
-        return average_step(server, self.optimizer, answers["model"], weights)
+        return average_step(
+            server, self.optimizer, answers["model"], weights, cohort.is_statistic
+        )
 
 
 def _stream_of_group(server: OracleState, cohort: Cohort) -> NDArray[np.int64]:

@@ -275,7 +275,9 @@ class PACFL(Algorithm):
         share = reporter_weights(cohort, self.weights)
         cluster = self._cluster(server, cohort)
         weights = cluster_averages(cluster, len(server.model), share)
-        return average_step(server, self.optimizer, answers["model"], weights)
+        return average_step(
+            server, self.optimizer, answers["model"], weights, cohort.is_statistic
+        )
 
     def diagnostics(self, server: PACFLState) -> Sequence[Diagnostic]:
         if server.angles is None:

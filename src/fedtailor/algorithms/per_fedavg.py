@@ -93,7 +93,7 @@ class PerFedAvg(FedAvg):
         sgd = self.sgd
         # The number of batches in a permutation of the data, and in an epoch. They
         # differ if the last partial batch is dropped.
-        per_permutation = jnp.maximum(-(-local.size // sgd.batch_size), 1)
+        per_permutation = local.steps(SGD(batch_size=sgd.batch_size))
         whole_batches = jnp.maximum(local.size // sgd.batch_size, 1)
         per_epoch = whole_batches if sgd.drop_last else per_permutation
 

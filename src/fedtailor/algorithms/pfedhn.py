@@ -44,6 +44,7 @@ from fedtailor.protocol import (
     ModelParts,
     Population,
     Predictor,
+    RefusedStatistics,
     ServerState,
     Streams,
     TracedInt,
@@ -208,6 +209,18 @@ class PFedHN(Algorithm):
             generated is None or generated.size > 0,
             f"part {self.part!r} leaves pfedhn nothing to generate",
         )
+        model = population.model
+        if model is None or not model.has_statistics:
+            return
+        # Running statistics are averages of data. A network that generates them may give
+        # a variance below 0.
+        statistics = model.statistics.indices
+        if generated is None or np.isin(statistics, generated.indices).any():
+            raise RefusedStatistics(
+                "pfedhn would generate running statistics of batch normalisation; set"
+                " part='norm', so that they stay with the client, or use a model with"
+                " group normalisation"
+            )
 
     def _generated(self, population: Population) -> ModelPart | None:
         """The part of the model that the hypernetwork generates; None = all of it."""

@@ -164,6 +164,10 @@ class SCAFFOLD(Algorithm):
         # are one row [1, c] for the server's one model.
         weights = self.server_lr * reporter_weights(cohort, self.weights)[None]
         model = mix(server.model, answers["model"], weights)
+        if cohort.is_statistic is not None and self.server_lr != 1:
+            weights = reporter_weights(cohort, self.weights)[None]
+            average = mix(server.model, answers["model"], weights)
+            model = jnp.where(cohort.is_statistic, average, model)
         # c <- c + (1/m) sum_S (c_i+ - c_i), with 0 for clients that do not report
         share = np.where(cohort.reporting, server.share[cohort.position], 0.0)
         # One row of weights [1, c] gives one sum [1, d].

@@ -112,7 +112,7 @@ def _load(path: Path | str) -> tuple[BoostedModel, dict[str, Any]]:
         return _model(about, arrays), about
     except (
         *(OSError, SafetensorError, ValueError, KeyError),
-        *(TypeError, AttributeError, IndexError),
+        *(TypeError, AttributeError, IndexError, RecursionError),
     ) as error:
         raise ValueError(
             f"{file} is damaged ({reason(error)}); save it again"

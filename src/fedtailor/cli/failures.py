@@ -5,6 +5,7 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
+from fedtailor._choice import MachineFailed
 from fedtailor._printable import one_line
 
 DONE, FAILED, WRONG, INTERRUPTED = 0, 1, 2, 130
@@ -36,6 +37,8 @@ def _classify(error: BaseException) -> tuple[int, str]:
     text, name = str(error), type(error).__name__
     if isinstance(error, RecursionError):
         return WRONG, f"something is nested too deeply to be read{_location(error)}"
+    if isinstance(error, MachineFailed):
+        return FAILED, text
     if isinstance(error, UnicodeError):
         return WRONG, f"a text is not in UTF-8: {text}"
     # The message of such an error already says what to do.

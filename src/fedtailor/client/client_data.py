@@ -125,18 +125,14 @@ class ClientData:
             # on to indices among all of the client's samples.
             for permutation in reversed(self._permutations):
                 indices = permutation(indices)
-        x, y = self._gather(self.address.start[SPLITS.index(split)] + indices)
+        x, y = gather_examples(
+            self.pool, self.address.start[SPLITS.index(split)] + indices
+        )
         batch = Batch(x, y, weight.astype(self.model.precision.sums))
         # Batch normalisation looks up the weights of its inputs there.
         if self.context.step is not None:
             self.context.step.batches.append(batch)
         return batch
-
-    def _gather(
-        self, pool_rows: Int[Array, " b"]
-    ) -> tuple[Shaped[Array, "b ..."], Shaped[Array, "b ..."]]:
-        """Inputs and targets, by indices into `Pool.rows`."""
-        return gather_examples(self.pool, pool_rows)
 
     def padded_size(self, batch_size: int) -> int:
         """The number of rows in the arrays of a batch: `batch_size`, but at most the size
@@ -144,10 +140,22 @@ class ClientData:
         """
         return min(batch_size, self.pool.largest)
 
+    def smallest_batch(self, batch_size: int, drop_last: bool = False) -> int:
+        """The smallest number of samples that the last batch of an epoch may have; a
+        smaller one is left out of the epoch, and another permutation is drawn for the
+        next.
+
+        Batch normalisation has no variance of a single sample.
+        """
+        if drop_last:
+            return batch_size
+        return min(batch_size, 2) if self.model.has_statistics else 1
+
     def draw(self, purpose: str, step: ArrayLike, batch_size: int) -> Batch:
         bits = jax.random.bits(self.key(purpose), (2,), jnp.uint32)
         step = jnp.asarray(step, jnp.int32)
-        return self.batch(bits, step, batch_size, self.size, False, "train")
+        smallest = self.smallest_batch(batch_size)
+        return self.batch(bits, step, batch_size, self.size, smallest, "train")
 
     def batch(
         self,
@@ -155,7 +163,7 @@ class ClientData:
         step: Int[Array, ""],
         batch_size: int,
         n: Int[Array, ""],
-        drop_last: bool,
+        smallest: int,
         split: str,
     ) -> Batch:
         """The batch of one step: a range of the permutation of its epoch.
@@ -165,14 +173,14 @@ class ClientData:
             step: the number of the step, 0-based.
             batch_size: the number of samples in a batch.
             n: the number of samples in the split.
-            drop_last: whether to drop the last partial batch of an epoch.
+            smallest: as `smallest_batch` returns it.
             split: "train", "val" or, in evaluations, "test".
 
         Returns:
             `padded_size(batch_size)` examples. Those past the end of the split are
             padding and have weight 0.
         """
-        batches = batches_in_epoch(n, batch_size, drop_last)
+        batches = batches_in_epoch(n, batch_size, smallest)
         # `step // batches`; rounding towards zero saves three kernels in every step.
         epoch = jax.lax.div(step, batches)
         start = (step - epoch * batches) * batch_size
@@ -190,18 +198,22 @@ class ClientData:
 
 
 def batches_in_epoch(
-    n: Int[Array, ""], batch_size: int, drop_last: bool = False
+    n: Int[Array, ""], batch_size: int, smallest: int = 1
 ) -> Int[Array, ""]:
-    """Mini-batches in an epoch over n samples; 1 if the client has less than a batch."""
-    batches = n // batch_size if drop_last else (n + batch_size - 1) // batch_size
-    return jnp.maximum(batches, 1)
+    """Mini-batches in an epoch over n samples; 1 if the client has less than a batch.
+
+    Args:
+        smallest: of the last batch, which is left out if it would have fewer samples;
+            `batch_size` = every partial batch is left out.
+    """
+    return jnp.maximum((n + batch_size - smallest) // batch_size, 1)
 
 
 def examples_in_steps(
-    steps: Int[Array, ""], n: Int[Array, ""], batch_size: int, drop_last: bool
+    steps: Int[Array, ""], n: Int[Array, ""], batch_size: int, smallest: int
 ) -> Int[Array, ""]:
     """The number of examples in the batches of the first `steps` steps together."""
-    batches = batches_in_epoch(n, batch_size, drop_last)
+    batches = batches_in_epoch(n, batch_size, smallest)
     full_epochs = steps // batches
     examples_per_epoch = jnp.minimum(n, batches * batch_size)
     remainder = jnp.minimum((steps - full_epochs * batches) * batch_size, n)

@@ -28,6 +28,7 @@ from fedtailor.protocol import (
     ModelPart,
     Params,
     Predictor,
+    RefusedStatistics,
     StepGradient,
 )
 
@@ -47,7 +48,8 @@ class DeviceTrainer(ClientData):
     def steps(self, sgd: SGD) -> Int[Array, ""]:
         if sgd.steps is not None:
             return jnp.asarray(sgd.steps, jnp.int32)
-        return sgd.epochs * batches_in_epoch(self.size, sgd.batch_size, sgd.drop_last)
+        smallest = self.smallest_batch(sgd.batch_size, sgd.drop_last)
+        return sgd.epochs * batches_in_epoch(self.size, sgd.batch_size, smallest)
 
     def sgd(
         self,
@@ -248,7 +250,7 @@ class DeviceTrainer(ClientData):
             and step.has_gradient
             and not step.updates_statistics
         ):
-            raise ValueError(
+            raise RefusedStatistics(
                 "this method takes steps of its own and does not renew running"
                 " statistics, which this model's evaluation needs; use a model with"
                 f" group instead of batch normalisation{see('errors#running-statistics')}"
@@ -265,12 +267,16 @@ class DeviceTrainer(ClientData):
         batch_size: int,
         *,
         drop_last: bool = False,
+        whole: bool = False,
         purpose: str = "batches",
         split: str = "train",
     ) -> Carry:
         n = self.count(split)
-        # An empty split has no batch to take a step on.
-        steps = jnp.where(n > 0, jnp.asarray(steps, jnp.int32), 0)
+        # An empty split has no batch to take a step on, and batch normalisation no
+        # variance of a split of one sample.
+        least = 1 if whole else 1 + self.model.has_statistics
+        steps = jnp.where(n >= least, jnp.asarray(steps, jnp.int32), 0)
+        smallest = 1 if whole else self.smallest_batch(batch_size, drop_last)
         # Which examples a step draws is a function of these bits and its number.
         batch_bits = jax.random.bits(self.key(purpose), (2,), jnp.uint32)
         # Loops of one purpose see the same batches, and the same dropout.
@@ -283,12 +289,12 @@ class DeviceTrainer(ClientData):
             return Step(jax.random.fold_in(dropout_key, index))
 
         def body(index: Int[Array, ""], carry: Carry) -> Carry:
-            batch = self.batch(batch_bits, index, batch_size, n, drop_last, split)
+            batch = self.batch(batch_bits, index, batch_size, n, smallest, split)
             return step(carry, batch, index)
 
         carry, one_step = self._repeat_step(steps, begin, body, carry)
         self._require_statistics(one_step)
-        examples = examples_in_steps(steps, n, batch_size, drop_last)
+        examples = examples_in_steps(steps, n, batch_size, smallest)
         self.context.add_steps(one_step.work, examples)
         return carry
 

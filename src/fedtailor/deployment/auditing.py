@@ -283,8 +283,7 @@ class _Trainings:
         if self._progress is not None:
             self._progress(self._done, self.count)
         run = self.run
-        summary = run.stored.summary
-        rounds = int(summary.get("asked_rounds", summary["rounds"]))
+        rounds = int(run.stored.summary["asked_rounds"])
         executor = executor_of(federation, run.model, self._settings)
         # Nothing is measured in between, which takes a part of the time.
         spec = replace(

@@ -37,8 +37,7 @@ def calibration_at(
     require(
         (final / CALIBRATION).exists(),
         f"{final} holds no {CALIBRATION}, which sets and intervals are from: its models"
-        " predict neither classes nor one number, or an older version made them"
-        " (`fedtailor finalize` again)",
+        " predict neither classes nor one number",
     )
     return read_calibration(final)
 

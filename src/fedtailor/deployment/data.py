@@ -9,8 +9,7 @@ from fedtailor._files import file_digest
 from fedtailor.experiments import scenarios
 from fedtailor.federation import Federation
 from fedtailor.protocol import require
-from fedtailor.storage.export import PREPROCESSING
-from fedtailor.tables import Preprocessing, from_table
+from fedtailor.tables import from_table
 
 CLIENTS = "clients"
 """Key of an origin: names of the clients, if they are not all of the scenario's."""
@@ -118,18 +117,4 @@ def _table(
         " give the same file, or train again on the new one",
     )
     options = {name: value for name, value in parameters.items() if name != "path"}
-    if _stayed_correlated(directory):
-        options["keep_correlated"] = True
     return from_table(path, seed=origin["seed"], **options)
-
-
-def _stayed_correlated(directory: Path) -> bool:
-    """Whether a run is a regression whose inputs were not decorrelated.
-
-    Runs of older versions do not record that in their manifest.
-    """
-    file = directory / PREPROCESSING
-    if not file.is_file():
-        return False
-    stored = Preprocessing.load(file)
-    return stored.target.task == "regression" and stored.decorrelation is None

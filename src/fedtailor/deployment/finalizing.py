@@ -357,16 +357,13 @@ def _train(
 def _kept_baselines(
     experiment: StoredExperiment, scenario: str
 ) -> dict[str, list[StoredRun]]:
-    """Name -> the runs of baselines that can be refitted; those of an older version,
-    which did not keep what they chose, cannot.
-    """
+    """Name -> the runs of baselines that can be refitted."""
     baseline_names()  # registers them
     return {
         it.about.name: list(it.runs)
         for it in experiment.trained_baselines(scenario)
         if it.about.name in Baseline.registry
         and Baseline.registry[it.about.name].keeps_models
-        and all(CHOSEN in run.summary for run in it.runs)
     }
 
 

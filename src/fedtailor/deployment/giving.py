@@ -228,8 +228,7 @@ def who_gives(
             rows.append(_labelled(without, name, seed))
     # The base is the training with all; a gain of the training without is the others'.
     others = {name: [it for it in first.names if it != name] for name in names}
-    # Runs of earlier versions have other columns beside those that are compared.
-    gains = mean_gains(pl.concat(rows, how="diagonal"), ALL, score, clients=others)
+    gains = mean_gains(pl.concat(rows), ALL, score, clients=others)
     values: list[Interval | None] = [None] * len(players)
     if shapley:
         values = list(
@@ -296,9 +295,7 @@ class _Coalitions:
         unseen[self.players] = True
         unseen[self.players[sorted(members)]] = False
         federation = replace(run.federation, unseen=unseen)
-        # Runs of fedtailor 0.1 have only "rounds", the number of rounds done.
-        summary = run.stored.summary
-        rounds = int(summary.get("asked_rounds", summary["rounds"]))
+        rounds = int(run.stored.summary["asked_rounds"])
         trained = run_on(
             executor_of(federation, run.model, self._settings, None),
             replace(run.spec, rounds=rounds),

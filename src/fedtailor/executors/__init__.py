@@ -8,7 +8,6 @@ from fedtailor.executors.device_executor import DeviceExecutor
 from fedtailor.executors.guest import guest_executor
 from fedtailor.executors.kinds import executor_kind
 from fedtailor.executors.lockstep import LockstepGroup
-from fedtailor.executors.pytorch import TorchExecutor
 from fedtailor.executors.settings import Settings
 from fedtailor.executors.share_executor import ShareExecutor
 
@@ -20,7 +19,6 @@ __all__ = [
     "LockstepGroup",
     "Settings",
     "ShareExecutor",
-    "TorchExecutor",
     "executor_kind",
     "guest_executor",
 ]

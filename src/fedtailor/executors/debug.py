@@ -48,7 +48,7 @@ class DebugExecutor(DeviceExecutor):
 
     Example:
         >>> from fedtailor.executors import executor_kind
-        >>> executor_kind(run.training.model, ft.Settings(debug=True)).__name__
+        >>> executor_kind(ft.Settings(debug=True)).__name__
         'DebugExecutor'
     """
 

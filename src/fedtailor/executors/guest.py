@@ -70,7 +70,7 @@ def guest_executor(
         scale=federation.scale,
         name=federation.name,
     )
-    executor_class = executor_kind(model, settings)
+    executor_class = executor_kind(settings)
     executor = executor_class(guest, model, replace(settings, devices=1))
     # A federation must have a seen client, but the server treats this one as unseen.
     executor.seen, executor.unseen = executor.unseen, executor.seen

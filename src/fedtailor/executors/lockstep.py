@@ -56,7 +56,7 @@ class LockstepGroup:
         for run, (federation, model) in enumerate(
             zip(federations, models, strict=True)
         ):
-            if not issubclass(executor_kind(model, settings), DebugExecutor):
+            if not settings.debug:
                 key = (model.precision.sums, *_format(federation))
                 runs_by_format.setdefault(key, []).append(run)
         shared: dict[int, dict[str, Any]] = {}
@@ -69,7 +69,7 @@ class LockstepGroup:
             for index, run in enumerate(runs):
                 shared[run] = {"devices": devices, "federation_index": index}
         self.executors = [
-            executor_kind(model, settings)(
+            executor_kind(settings)(
                 federation,
                 model,
                 settings,

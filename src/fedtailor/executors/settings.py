@@ -7,6 +7,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from fedtailor._runtime import local_devices
 from fedtailor.executors.map_clients import AXIS
 from fedtailor.protocol import require
 
@@ -68,7 +69,8 @@ class Settings:
         # A number of devices refers to those of this process. Without a number, all
         # processes use their devices together.
         own_only = self.debug or self.devices is not None
-        available = jax.local_devices() if own_only else jax.devices()
+        is_alone = jax.process_count() == 1
+        available = local_devices() if own_only or is_alone else jax.devices()
         count = 1 if self.debug else self.devices or len(available)
         require(
             count <= len(available),

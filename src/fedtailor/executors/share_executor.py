@@ -82,9 +82,9 @@ class ShareExecutor(DeviceExecutor):
                 for one process.
         """
         require(
-            not settings.debug and not model.in_python,
-            "a process that has its own clients only runs compiled programs; debug, and"
-            " train PyTorch's own programs, with a whole federation in one process",
+            not settings.debug,
+            "a process that has its own clients only runs compiled programs; debug with a"
+            " whole federation in one process",
         )
         require(
             settings.devices is None,

@@ -160,7 +160,6 @@ class FileStates:
         with self._as_value_error():
             os.fsync(self._descriptor())
         initial = [np.asarray(self._initial[name]) for name in self._type.names or ()]
-        # These are the keys in checkpoints of fedtailor 0.1.
         return {
             "first": initial,
             "place": self._slot.copy(),

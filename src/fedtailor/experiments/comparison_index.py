@@ -31,7 +31,7 @@ def require_own_index(index: Path, source: Path | None) -> None:
     """
     try:
         old_source = json.loads(index.read_text()).get("file")
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError, RecursionError):
         # The index does not exist, or is damaged and will be replaced.
         return
     if source is None or not isinstance(old_source, str):

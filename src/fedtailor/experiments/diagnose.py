@@ -257,10 +257,12 @@ class DataProbe(Algorithm):
 
         if self.classes:
             counts = jnp.zeros(self.classes, dtype)
-            answer["class_counts"] = local.loop(counts, count, epoch, _BATCH)
+            answer["class_counts"] = local.loop(
+                counts, count, epoch, _BATCH, whole=True
+            )
         if self.features:
             zeros = jnp.zeros(self.features, dtype)
-            mean = local.loop(zeros, add, epoch, _BATCH) / local.size
+            mean = local.loop(zeros, add, epoch, _BATCH, whole=True) / local.size
 
             # Sum squared deviations from the mean. The mean of squares would lose the
             # variance of large features in single precision.
@@ -268,7 +270,7 @@ class DataProbe(Algorithm):
                 deviations = features(batch.x) - mean
                 return total + batch.weight @ jnp.square(deviations)
 
-            squares = local.loop(zeros, add_square, epoch, _BATCH)
+            squares = local.loop(zeros, add_square, epoch, _BATCH, whole=True)
             answer["feature_means"] = mean
             answer["feature_variances"] = squares / local.size
         return answer

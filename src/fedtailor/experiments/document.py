@@ -11,6 +11,9 @@ from fedtailor.protocol import ConfigError, KeyPath, require
 
 QUICK = "quick"
 
+MOST_DEPTH = 50
+"""The most tables and lists in one another in a file."""
+
 _PART = r"""(?:"[^"]*"|'[^']*'|[A-Za-z0-9_-]+)"""
 _KEYS = rf"{_PART}(?:\s*\.\s*{_PART})*"
 _HEADER = re.compile(rf"\s*\[\s*({_KEYS})\s*\]")
@@ -163,10 +166,27 @@ def _split_keys(keys: str) -> KeyPath:
     return tuple(part.strip("\"'") for part in re.findall(_PART, keys))
 
 
+def _depth(content: Any) -> int:
+    """How many tables and lists are in one another."""
+    depth, level = 0, [content]
+    while level:
+        depth += 1
+        inner = []
+        for value in level:
+            values = value.values() if isinstance(value, dict) else value
+            inner += [each for each in values if isinstance(each, dict | list)]
+        level = inner
+    return depth
+
+
 def _parse(path: Path) -> tuple[str, dict[str, Any]]:
     try:
         text = path.read_text(encoding="utf-8")
-        return text, tomllib.loads(text)
+        content = tomllib.loads(text)
+        # Names with dots are read in a loop, and what they make is not.
+        if _depth(content) > MOST_DEPTH:
+            raise RecursionError
+        return text, content
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror}") from None
     except RecursionError:

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from fedtailor._documentation import see
 from fedtailor.federation.checks import check_finite, check_integer
 from fedtailor.federation.dataset import Dataset
-from fedtailor.federation.deprecated import renamed
 from fedtailor.federation.partition import (
     RowNumbers,
     require_examples,
@@ -38,7 +37,6 @@ def _check(clients: int, alpha: float, min_samples: int) -> None:
     check_integer(min_samples, "min_samples", 1)
 
 
-@renamed(least="min_samples")
 @dataclass(frozen=True)
 class DirichletByClass:
     """Divide each CLASS among the clients in proportions from Dirichlet(alpha, ...).
@@ -108,7 +106,6 @@ class DirichletByClass:
         return counts
 
 
-@renamed(least="min_samples")
 @dataclass(frozen=True)
 class DirichletByClient:
     """Each CLIENT draws its label distribution from Dirichlet(alpha * classes * prior).

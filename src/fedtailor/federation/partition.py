@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from fedtailor.federation.checks import check_integer, check_seed, plain_text
 from fedtailor.federation.dataset import Dataset, encode_labels
-from fedtailor.federation.deprecated import renamed
 from fedtailor.federation.sizes import SizeLaw, allocate, client_sizes
 from fedtailor.protocol import require, server_rng
 
@@ -78,7 +77,6 @@ def require_examples(data: Dataset, clients: int) -> None:
 
 
 # `least` is the old name of `min_samples` and still works, with a warning.
-@renamed(least="min_samples")
 @dataclass(frozen=True)
 class IID:
     """Every client draws from the same distribution.
@@ -144,7 +142,6 @@ class Stratified:
 
 
 # `least` is the old name of `min_samples` and still works, with a warning.
-@renamed(least="min_samples")
 @dataclass(frozen=True)
 class ClassesPerClient:
     """Every client holds a fixed number of classes (the "pathological" split).
@@ -317,7 +314,6 @@ class Shards:
 
 
 # `least` is the old name of `min_samples` and still works, with a warning.
-@renamed(least="min_samples")
 @dataclass(frozen=True)
 class Natural:
     """Use the natural clients of the data set, such as writers, users or devices.

@@ -137,8 +137,7 @@ def _load(path: Path, number: int, of: int) -> Share:
         public=file.get("public"),
         **fields,
     )
-    # Files of earlier versions do not have it.
-    return Share(federation, positions, file.texts.get("federation_digest"))
+    return Share(federation, positions, file.texts["federation_digest"])
 
 
 def _number(number: int | None, of: int | None) -> tuple[int, int]:

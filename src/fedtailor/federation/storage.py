@@ -26,7 +26,6 @@ from fedtailor.federation.federation import Federation, Ragged
 from fedtailor.tasks import loss_of, plain_loss
 
 _FORMAT = "fedtailor federation 2"
-_OLD_FORMAT = "fedtailor federation 1"  # of fedtailor 0.1, without a digest
 _METADATA_FIELDS = ("names", "classes", "shift", "scale", "name", "class_names")
 DAMAGE_ERRORS = (
     *(SafetensorError, json.JSONDecodeError, RecursionError),
@@ -128,11 +127,8 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         metadata = file.metadata() or {}
         fields = fields_of(path, metadata)
         arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a mapping)
-    header = metadata["federation"]
-    has_digest = metadata["format"] == _FORMAT
-    # Files of earlier versions have no digest of the federation.
-    text = header + metadata.get("federation_digest", "")
-    if has_digest and arrays_digest(text, arrays) != metadata["digest"]:
+    text = metadata["federation"] + metadata["federation_digest"]
+    if arrays_digest(text, arrays) != metadata["digest"]:
         raise ValueError(
             f"{path} is damaged (its digest is wrong); save the federation again"
         )
@@ -145,9 +141,9 @@ def fields_of(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
     Raises:
         ValueError: the file holds no federation.
     """
-    if metadata.get("format") not in (_FORMAT, _OLD_FORMAT):
+    if metadata.get("format") != _FORMAT:
         raise ValueError(
-            f"{path} holds no federation; give a file that fedtailor's save wrote"
+            f"{path} holds no federation; give a file that this version's save wrote"
         )
     # JSON has lists in place of tuples.
     fields = {

@@ -5,7 +5,6 @@ models, and adapters for other libraries.
 are for type checkers and editors.
 """
 
-from fedtailor._renamed import old_names
 from fedtailor.models.adapters import from_function
 from fedtailor.models.architecture import Architecture
 from fedtailor.models.by_client import by_client
@@ -82,7 +81,5 @@ __all__ = [
     "token_cross_entropy",
     "tutorial_cnn",
 ]
-
-__getattr__ = old_names(__name__, Loss="LossFunction")
 
 import_modules(__name__)

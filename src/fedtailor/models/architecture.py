@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from jaxtyping import Array, Float, PyTree, Shaped
 
@@ -29,8 +29,6 @@ class Architecture(ABC):
     Attributes:
         micro_batch: the number of examples to differentiate at a time, so that activations
             fit into the cache; the gradients are added up. None = the whole batch.
-        in_python: whether the network runs step by step in Python, and cannot be part of a
-            compiled program.
 
     Example:
         >>> isinstance(ft.models.mlp(hidden=64), ft.models.Architecture)
@@ -38,7 +36,6 @@ class Architecture(ABC):
     """
 
     micro_batch: int | None = None
-    in_python: ClassVar[bool] = False
 
     @abstractmethod
     def build(self, input_shape: tuple[int, ...], outputs: int, key: Array) -> Network:

@@ -117,12 +117,10 @@ def by_client(
             " fedtailor.models makes networks, such as mlp(64)",
         )
         require(
-            not network.in_python
-            and network.frozen is None
+            network.frozen is None
             and not network.held
             and not (isinstance(network, Wrapper) and network.freezes),
-            "a client's own network can neither be a PyTorch module that PyTorch trains"
-            " nor have frozen arrays",
+            "a client's own network cannot have frozen arrays",
         )
         require(
             not isinstance(network, InPrecision | ByClient),

@@ -275,11 +275,6 @@ def check_inner(model: object, name: str) -> None:
         f"{name} takes the whole network, and this one has frozen arrays already; give"
         " one pattern for all of them",
     )
-    require(
-        not model.in_python,
-        f"{name} takes networks that JAX runs; in a PyTorch module that PyTorch trains,"
-        " requires_grad_(False) freezes parameters",
-    )
 
 
 def given_arrays(start: Any) -> FrozenArrays | None:

@@ -10,6 +10,7 @@ from typing import ClassVar
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Shaped
 
 from fedtailor.models.architecture import Architecture, Network
@@ -77,11 +78,6 @@ class Model:
                 "running statistics of batch normalisation need float32; use a model"
                 " with group normalisation for bfloat16"
             )
-        if is_mixed and self.in_python:
-            raise ValueError(
-                "a module that PyTorch itself trains computes in float32 or float64;"
-                " give dtype one of these"
-            )
 
     # vectors and trees
     # ----------------------------------------------------------------------------------
@@ -132,22 +128,13 @@ class Model:
                 f"theta has shape {theta.shape}; this model takes [{self.size}]"
             )
         theta = jnp.asarray(theta, self.precision.sums)
-        if self.in_python:
-            # Otherwise JAX would compile a program for each of the parameters.
-            with jax.disable_jit(False):
-                leaves = _compiled_leaves(self, theta)
-        else:
-            leaves = _leaves(self, theta)
-        return jax.tree.unflatten(layout.structure, leaves)
+        return jax.tree.unflatten(layout.structure, _leaves(self, theta))
 
     def vector(self, params: Params) -> Float[Array, " d"]:
         """Convert a pytree of parameters to a vector theta [d]: the inverse of `params`."""
         leaves, dtype = jax.tree.leaves(params), self.precision.parameters
         if not leaves:
             return jnp.zeros(0, dtype)
-        if self.in_python:
-            with jax.disable_jit(False):
-                return _compiled_vector(leaves).astype(dtype)
         return _vector(leaves).astype(dtype)
 
     @property
@@ -352,12 +339,17 @@ class Model:
         """The part that holds the running statistics; empty for most models."""
         return self.part(",".join(layout_of(self).statistics) or "nothing")
 
-    @property
-    def in_python(self) -> bool:
-        """Whether the network runs step by step in Python, and cannot be part of a
-        compiled program (PyTorch's engine).
+    def negative_variance(self, theta: Float[np.ndarray, "*s d"]) -> str | None:
+        """The path of a running variance that is negative in a model, which gives NaN;
+        None = there is none.
         """
-        return self.architecture.in_python
+        layout = layout_of(self)
+        starts = (0, *layout.ends)
+        for path, start, end in zip(layout.paths, starts, layout.ends, strict=False):
+            is_variance = path in layout.statistics and "var" in path.rpartition(".")[2]
+            if is_variance and (theta[..., start:end] < 0).any():
+                return path
+        return None
 
     @property
     def stochastic(self) -> bool:
@@ -558,10 +550,6 @@ def _vector(leaves: list[Array]) -> Float[Array, " d"]:
 @no_fuse
 def _concatenate(vectors: list[Array]) -> Float[Array, " d"]:
     return jnp.concatenate(vectors)
-
-
-_compiled_leaves = jax.jit(_leaves, static_argnums=0)
-_compiled_vector = jax.jit(_vector)
 
 
 # It is compiled, as the layers would dispatch hundreds of small operations.

@@ -100,9 +100,7 @@ def _network(name: Any, fields: Any) -> Any:
     for key, value in fields.items():
         if isinstance(value, Mapping) and "architecture" in value:
             value = _network(value["architecture"], value.get("fields"))
-        # Exports of 0.1.0 say null.
-        if value is not None:
-            table[key] = value
+        table[key] = value
     return table
 
 

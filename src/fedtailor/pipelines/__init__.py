@@ -10,7 +10,6 @@ that defines a transform. The imports below are for type checkers and editors.
 from itertools import pairwise
 from typing import get_args
 
-from fedtailor._renamed import old_names
 from fedtailor.pipelines.cast import Cast
 from fedtailor.pipelines.clip import Clip
 from fedtailor.pipelines.gaussian_noise import GaussianNoise
@@ -113,6 +112,3 @@ def _stage_order() -> str:
         ]
         alternatives.append(" or ".join(sorted(names)))
     return ", then ".join(alternatives)
-
-
-__getattr__ = old_names(__name__, check_order="check_stages")

@@ -231,6 +231,11 @@ class GaussianNoise(Transform):
         )
 
     def init_server(self, population: Population) -> PyTree:
+        require(
+            population.model is None or not population.model.has_statistics,
+            "noise would make running variances of batch normalisation negative; use a"
+            " model with group instead of batch normalisation",
+        )
         if self.by == "client":
             return ()
         expected = population.reporters_per_round

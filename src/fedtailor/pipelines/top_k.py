@@ -106,7 +106,13 @@ class TopK(Transform):
             values, indices = largest(change, max(1, round(self.fraction * size)))
             if self.feedback:
                 # memory = y - sent, which is 0 at the indices that are sent
-                memory = state.at[:size].set(change.at[indices].set(0))
+                rest = change.at[indices].set(0)
+                if local.has_statistics and size == len(state):
+                    # What a running variance has not fallen by yet must not be taken
+                    # from it later, when it is smaller.
+                    none = local.params(jnp.zeros_like(rest))
+                    rest = local.vector(local.with_statistics(local.params(rest), none))
+                memory = state.at[:size].set(rest)
                 # A client that is not asked for its update sends nothing.
                 state = jnp.where(inbox.reply, memory, state)
             return {kind: values, indices_kind(kind): indices, **start}

@@ -6,7 +6,6 @@ imports nothing else of fedtailor but what needs no JAX (modules with an undersc
 
 from fedtailor._about import About, InCommon, Sees
 from fedtailor._choice import check_choice, require, require_one_of
-from fedtailor._renamed import old_names
 from fedtailor.protocol.algorithm import Algorithm, GlobalModel, Init
 from fedtailor.protocol.axes import along_axis, sums_type
 from fedtailor.protocol.cohort import Clients, Cohort, Examples, Population
@@ -26,7 +25,7 @@ from fedtailor.protocol.entry_points import (
     offered,
     offered_names,
 )
-from fedtailor.protocol.errors import Diverged
+from fedtailor.protocol.errors import Diverged, RefusedStatistics
 from fedtailor.protocol.exchange import (
     Answers,
     BatchMetric,
@@ -151,6 +150,7 @@ __all__ = [
     "Predictor",
     "PreprocessingFacts",
     "RefusedSettings",
+    "RefusedStatistics",
     "Sees",
     "ServerState",
     "Stage",
@@ -205,5 +205,3 @@ __all__ = [
     "to_json",
     "to_plain",
 ]
-
-__getattr__ = old_names(__name__, Task="ClientTask")

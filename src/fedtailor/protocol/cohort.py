@@ -112,6 +112,9 @@ class Cohort:
             size of cohorts varies, so that a few programs serve all sizes; else 0.
         age: [c] how many rounds ago each client received what it answers, where clients
             may be late; None = all answer to this round's message.
+        is_statistic: [d] which entries of theta are running statistics (batch
+            normalisation), which a server averages and never optimises: a step beyond
+            the average would make variances negative. None = there are none.
     """
 
     clients: Clients
@@ -126,6 +129,7 @@ class Cohort:
     capacity: int = 0
     age: NDArray[np.int64] | None = None
     public: NDArray[Any] | None = field(default=None, repr=False)
+    is_statistic: NDArray[np.bool_] | None = field(default=None, repr=False)
 
     def __len__(self) -> int:
         return len(self.rows)

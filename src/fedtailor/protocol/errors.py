@@ -6,6 +6,22 @@ LARGE_RATE = "a learning rate that is too large: try a tenth of it"
 """The likely cause of most divergences."""
 
 
+def negative_variance(path: str) -> str:
+    """The cause where a running variance of batch normalisation is negative.
+
+    Args:
+        path: of the variance in the model.
+    """
+    return (
+        f"that the running variance {path} is negative: a method's server may average"
+        " running statistics only (Cohort.is_statistic)"
+    )
+
+
+class RefusedStatistics(ValueError):
+    """A method is not defined for models with running statistics (batch normalisation)."""
+
+
 class Diverged(ArithmeticError):
     """A model, a message or a loss became NaN or infinite.
 
@@ -40,4 +56,10 @@ class Diverged(ArithmeticError):
         super().__init__(
             f"client {client!r}: {doing} gave NaN or infinity in {where}; the likely cause"
             f" is {cause}{see('errors#a-run-that-diverged')}"
+        )
+
+    def with_cause(self, cause: str) -> "Diverged":
+        """The same error with another likely cause."""
+        return Diverged(
+            self.client, self.round, step=self.step, doing=self.doing, cause=cause
         )

@@ -221,6 +221,7 @@ class LocalTrainer(Protocol):
         batch_size: int,
         *,
         drop_last: bool = False,
+        whole: bool = False,
         purpose: str = "batches",
         split: str = "train",
     ) -> Carry:
@@ -235,6 +236,10 @@ class LocalTrainer(Protocol):
                 as the largest client has samples, rounded up to a power of two. Rows
                 without a sample are padding, of weight 0.
             drop_last: whether to drop the last partial batch of an epoch.
+            whole: whether every sample counts, as in a pass that trains nothing. By
+                default a last batch of one sample is left out if the model has batch
+                normalisation, which has no variance of it; and `steps(sgd)` does not
+                count it.
             purpose: the name of the random order of samples. Any name other than
                 "batches" gives batches that are independent of those of `sgd`.
             split: the split to draw from.

@@ -94,6 +94,11 @@ class ModelParts(Protocol):
         ...
 
     @property
+    def statistics(self) -> ModelPart:
+        """The running statistics; an empty part for most models."""
+        ...
+
+    @property
     def classification(self) -> bool:
         """Whether its outputs are class scores."""
         ...

@@ -73,11 +73,9 @@ def to_plain(value: Any, *, closures: bool = False) -> Any:
     convert = functools.partial(to_plain, closures=closures)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         table: dict[str, Any] = _class_entry(value)
-        later = _later_fields(type(value))
         for field in dataclasses.fields(value):
             part = getattr(value, field.name)
-            is_new = field.name in later and part == field.default
-            if part is not None and not is_new:
+            if part is not None:
                 table[field.name] = convert(part)
         return table
     if isinstance(value, bool | int | float | str):
@@ -101,15 +99,6 @@ def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[f"{prefix}{name}"] = value
     return flat
-
-
-def _later_fields(kind: type[Any]) -> tuple[str, ...]:
-    """The names of fields that a class got after runs with it had been kept.
-
-    A class lists them as `later_fields`. Tables hold them only if they differ from their
-    defaults, so that older runs can be opened, and are not trained again.
-    """
-    return getattr(kind, "later_fields", ())
 
 
 def _class_entry(value: Any) -> dict[str, str]:
@@ -178,7 +167,7 @@ def from_plain(
             values[name] = _read(
                 table.get(name), annotations[name], (*place, name), known
             )
-        elif name not in _later_fields(kind):
+        else:
             raise ConfigError(place, f"{name} is missing")
     try:
         value = kind(**values)
@@ -332,17 +321,15 @@ def check_choice_at(name: str, names: Sequence[str], place: KeyPath, what: str) 
 
 def to_json(value: Any) -> Any:
     """Convert a dataclass of plain values, recursively, to what `parse` reads: the
-    content of a JSON file, in which None is null. `later_fields` are left out at their
-    defaults, as in `to_plain`.
+    content of a JSON file, in which None is null.
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         hints = typing.get_type_hints(type(value), include_extras=True)
-        later = _later_fields(type(value))
         return {
-            _key_in_files(field.name, hints[field.name]): to_json(part)
+            _key_in_files(field.name, hints[field.name]): to_json(
+                getattr(value, field.name)
+            )
             for field in dataclasses.fields(value)
-            for part in [getattr(value, field.name)]
-            if field.name not in later or part != field.default
         }
     if isinstance(value, Mapping):
         return {key: to_json(part) for key, part in value.items()}

@@ -310,12 +310,7 @@ class ClientAccount:
     def _parse(self, line: bytes) -> _Answer:
         try:
             content = json.loads(line)
-            is_whole = (
-                isinstance(content, dict)
-                and DIGEST_KEY in content
-                and has_valid_digest(content)
-            )
-            require(is_whole, "it is not what was written")
+            require(has_valid_digest(content), "it is not what was written")
             del content[DIGEST_KEY]
             return _Answer.model_validate_json(json.dumps(content))
         except (ValueError, RecursionError, ValidationError):

@@ -16,14 +16,17 @@ from fedtailor.boosting import (
     as_vectors,
     boost_alone,
 )
+from fedtailor.boosting.bins import BISECTIONS
 from fedtailor.boosting.federated import boosting_rows
 from fedtailor.federation import Federation
 from fedtailor.remote.account import digest_of
 from fedtailor.remote.boosting_wire import (
     BOOST,
     FINISH,
+    HALVINGS,
     SUMMED,
     Step,
+    leaves_of_tree,
     most_steps,
     read_steps,
     to_vector,
@@ -37,13 +40,23 @@ CLIENTS = "clients"
 """Key beside the steps: over how many clients their sum is."""
 
 _NEEDS = {
-    "gradients": ("bins", "baseline"),
+    "counts": ("start",),
+    "bins": ("start",),
+    "baseline": ("bins",),
+    "gradients": ("loss",),
     "split": ("gradients",),
-    "tree": ("bins", "baseline"),
-    "loss": ("bins", "baseline"),
-    FINISH: ("start", "loss"),
+    "tree": ("baseline",),
+    "loss": ("baseline",),
+    FINISH: ("loss",),
 }
 """What must have come before a step of a kind."""
+
+_ONCE = ("start", "bins", "baseline")
+"""Steps that come once in a run."""
+
+
+MOST_COUNTS = BISECTIONS // HALVINGS
+"""The most questions of a run for rows below thresholds."""
 
 
 class BoostingClient:
@@ -81,6 +94,10 @@ class BoostingClient:
         self._thresholds: list[NDArray[np.float64]] = []
         self._baseline: NDArray[np.float64] = np.zeros(self._outputs)
         self._trees: list[Tree] = []
+        self._counted = 0  # questions of the search for bins
+        self._leaves: set[int] = set()  # of the tree that grows; none before its root
+        self._last_node = 0
+        self._measured = -1  # trees at the last loss
         self.own: PersonalModel | None = None
 
     def __call__(self, request: Request) -> NDArray[np.float64] | None:
@@ -104,11 +121,16 @@ class BoostingClient:
             f"step {request.round + 1} of boosting is not the next one here: it was"
             " started again in between, or another run has begun",
         )
-        plain = request.algorithm[BOOST]
-        plain = dict(plain) if isinstance(plain, dict) else {}
+        plain = dict(request.algorithm[BOOST])
         clients = plain.pop(CLIENTS, None)
         with refusing(Refusal.MALFORMED):
-            steps = read_steps(plain, request.arrays, self._inputs, self._outputs)
+            steps = read_steps(
+                plain,
+                request.arrays,
+                self._inputs,
+                self._outputs,
+                self._boosting.settings,
+            )
         refuse_unless(
             type(clients) is int and clients >= MIN_CLIENTS,
             Refusal.UNSAFE_SUM,
@@ -130,29 +152,67 @@ class BoostingClient:
 
     def _take(self, step: BoostingRequest | Step) -> NDArray[np.float64] | None:
         """Take one step; returns the answer if it is summed."""
-        missing = [kind for kind in _NEEDS.get(step.kind, ()) if kind not in self._done]
+        why = self._out_of_order(step)
         refuse_unless(
-            not missing,
-            Refusal.MALFORMED,
-            f"a step of boosting ({step.kind}) came before {', '.join(missing)}",
+            not why, Refusal.MALFORMED, f"a step of boosting ({step.kind}) {why}"
         )
         if isinstance(step, Step):
             self.own = self._own_model(step.rounds)
             return None
         self._done.add(step.kind)
+        if step.kind == "counts":
+            self._counted += 1
         if step.kind == "bins":
             self._thresholds = step.arrays["thresholds"]
         if step.kind == "baseline":
             self._baseline = step.arrays["baseline"]
+        if step.kind == "gradients":
+            self._leaves, self._last_node = {0}, 0
+        if step.kind == "split":
+            self._leaves -= {step.node}
+            self._leaves |= {step.left, step.left + 1}
+            self._last_node = step.left + 1
         if step.kind == "tree":
-            refuse_unless(
-                len(self._trees) % self._outputs == step.output,
-                Refusal.MALFORMED,
-                "the trees of a round did not come in order",
-            )
             self._trees.append(step.arrays["tree"])
+            self._leaves = set()
+        if step.kind == "loss":
+            self._measured = len(self._trees)
         answer = self._rows.answer(step)
         return answer if step.kind in SUMMED else None
+
+    def _out_of_order(self, step: BoostingRequest | Step) -> str:
+        """Why a step cannot come now, in words; empty if it can.
+
+        A run is what `boost` asks for: each question once, and as many as the job's trees
+        need. So a coordinator that chooses its questions cannot ask for more of them.
+        """
+        settings, kind, grown = self._boosting.settings, step.kind, len(self._trees)
+        missing = [it for it in _NEEDS.get(kind, ()) if it not in self._done]
+        if missing:
+            return f"came before {', '.join(missing)}"
+        if kind in _ONCE and kind in self._done:
+            return "came twice"
+        if kind == "counts" and ("bins" in self._done or self._counted == MOST_COUNTS):
+            return "came too often, or after the bins"
+        if kind == "gradients" and self._leaves:
+            return "came twice for a tree"
+        if kind in ("gradients", "tree") and step.output != grown % self._outputs:
+            return "does not belong to the next tree of its round"
+        if kind == "split" and (
+            step.node not in self._leaves
+            or not self._last_node < step.left < 2 * leaves_of_tree(settings)
+        ):
+            return "is not of a leaf of this tree"
+        if kind == "tree" and grown == settings.trees * self._outputs:
+            return "is one tree too many"
+        # The known trees of a boosting that is resumed come before the first loss.
+        if kind == "tree" and self._measured >= 0 and not self._leaves:
+            return "came before the gradients of its tree"
+        if kind == "loss" and (
+            self._leaves or grown % self._outputs or self._measured == grown
+        ):
+            return "came within a round of trees, or twice after one"
+        return ""
 
     def _own_model(self, rounds: int) -> PersonalModel:
         """The shared trees of so many rounds, and this client's own after them."""

@@ -239,7 +239,7 @@ class _Machines:
         self._description = plan.describe(0)
         self._sums = plan.sums
         self._fixed_point = FixedPoint(plan.sums.range)
-        self._history = SumHistory(plan.sums.scope)
+        self._history = SumHistory("run")  # as clients keep sums of boosting
         self._waiting: list[BoostingRequest] = []
         self._root: NDArray[np.float64] | None = None
         self._step, self._exchange, self._width = 0, 0, 1
@@ -338,7 +338,7 @@ class _Machines:
         is_first = stage.task == KEYS
 
         def request_of(name: str, arrays: NamedArrays) -> Request:
-            vector_id = {"kind": BOOST, "number": None, **stage.settings_for(name)}
+            vector_id = {"kind": BOOST, **stage.settings_for(name)}
             more = {BOOST: step if is_first else True, SUM: vector_id}
             arrays = {**arrays, **given} if is_first else arrays
             return self._request(stage.task, name, more, arrays)

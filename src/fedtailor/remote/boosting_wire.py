@@ -80,16 +80,21 @@ class Steps(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
-    steps: Annotated[list[Step], Field(min_length=1, max_length=2**16)]
+    steps: Annotated[list[Step], Field(min_length=1)]
+
+
+def leaves_of_tree(settings: BoostingSettings) -> int:
+    """The most leaves of a tree."""
+    if settings.most_leaves is not None:
+        return settings.most_leaves
+    assert settings.most_depth is not None
+    return 2 ** min(settings.most_depth, 30)
 
 
 def most_steps(settings: BoostingSettings, outputs: int) -> int:
     """The most steps of a run: beyond them a client answers nothing."""
-    leaves = settings.most_leaves
-    if leaves is None:
-        assert settings.most_depth is not None
-        leaves = 2 ** min(settings.most_depth, 30)
-    in_tree = leaves  # the root, and the smaller child of each split
+    # the root, and the smaller child of each split
+    in_tree = leaves_of_tree(settings)
     return 3 + BISECTIONS // HALVINGS + settings.trees * (outputs * in_tree + 1)
 
 
@@ -118,14 +123,23 @@ def plain_end(rounds: int) -> dict[str, Any]:
 
 
 def read_steps(
-    plain: Any, arrays: Mapping[str, NDArray[Any]], inputs: int, outputs: int
+    plain: Any,
+    arrays: Mapping[str, NDArray[Any]],
+    inputs: int,
+    outputs: int,
+    settings: BoostingSettings,
 ) -> list[BoostingRequest | Step]:
     """The requests of a step, and its end as a `Step`.
+
+    A step asks for one sum, or for the loss after a round of trees and the root of the
+    next tree. So its answer is not larger than the job makes it, however many steps a
+    message names.
 
     Args:
         plain: what stands under `BOOST`.
         arrays: those of the message.
         inputs, outputs: of the job.
+        settings: of the job.
 
     Raises:
         ValueError: they are not what `plain_steps` writes for such data.
@@ -134,6 +148,18 @@ def read_steps(
         read = Steps.model_validate_json(json.dumps(plain))
     except (ValidationError, TypeError):
         raise ValueError("the step of boosting is not well formed") from None
+    # A boosting that is resumed begins with all its trees.
+    most = settings.trees * outputs + 4
+    require(
+        len(read.steps) <= most,
+        f"a message names {len(read.steps)} steps of boosting, of which {most} are used",
+    )
+    summed = [step.kind for step in read.steps if step.kind in SUMMED]
+    require(
+        len(summed) < 2 or summed == ["loss", "gradients"],
+        f"a step of boosting asks for {len(summed)} sums; it is one, or the loss and the"
+        " root of the next tree",
+    )
     names = dict(arrays)
     result: list[BoostingRequest | Step] = []
     for place, step in enumerate(read.steps):
@@ -154,7 +180,7 @@ def read_steps(
             if name.startswith(prefix)
         }
         fields = step.model_dump(exclude={"rounds"})
-        read_arrays = _read_arrays(step.kind, own, inputs, outputs)
+        read_arrays = _read_arrays(step.kind, own, inputs, outputs, settings)
         result.append(BoostingRequest(**fields, arrays=read_arrays))
     require(not names, "a step of boosting has an array too many")
     return result
@@ -175,7 +201,11 @@ def _flat(arrays: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
 
 
 def _read_arrays(
-    kind: str, own: Mapping[str, NDArray[Any]], inputs: int, outputs: int
+    kind: str,
+    own: Mapping[str, NDArray[Any]],
+    inputs: int,
+    outputs: int,
+    settings: BoostingSettings,
 ) -> dict[str, Any]:
     """The arrays of a request of a kind.
 
@@ -197,6 +227,11 @@ def _read_arrays(
     if kind == "tree":
         tree = Tree(**own)
         tree.check(inputs)
+        require(
+            tree.leaves <= leaves_of_tree(settings)
+            and len(tree.input) == 2 * tree.leaves - 1,
+            "a tree has more leaves than the job's",
+        )
         return {"tree": tree}
     if kind == "bins":
         bins, ends = own["bins"], own["ends"]
@@ -205,7 +240,7 @@ def _read_arrays(
             and bins.dtype == np.int64
             and ends.dtype == np.float64
             and ends.ndim == 1
-            and bool(((bins >= 0) & (bins < 256)).all())
+            and bool(((bins >= 0) & (bins < settings.most_bins)).all())
             and bins.sum() == len(ends)
         )
         require(is_valid, "the thresholds of boosting are not well formed")
@@ -222,7 +257,8 @@ def _read_arrays(
         array.dtype == np.float64
         and array.ndim == len(shape)
         and array.shape[0] == shape[0]
-        and array.shape[-1] < 256 * 2**HALVINGS
+        and array.shape[-1] <= (settings.most_bins - 1) * (2**HALVINGS - 1)
+        and bool(np.isfinite(array).all())
     )
     require(is_valid, f"the array {name} of boosting is not well formed")
     return {name: array}

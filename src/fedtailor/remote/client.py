@@ -9,14 +9,15 @@ from fedtailor.remote.account import ClientAccount
 from fedtailor.remote.audit import AuditLog
 from fedtailor.remote.boosting_wire import BOOST
 from fedtailor.remote.client_store import ClientStore
-from fedtailor.remote.job_work import TABLE_TASKS, JobHandler
+from fedtailor.remote.job_work import JobHandler
 from fedtailor.remote.kit import STATE, Kit
 from fedtailor.remote.messages import Reply, Request
 from fedtailor.remote.policy import read_policy
+from fedtailor.remote.request_kind import TABLE_TASKS, TASKS
 from fedtailor.remote.run_log import RunLog, info_of
 from fedtailor.remote.secure_sums import KEYS, STAGES
 from fedtailor.remote.transport import Recorder, RequestHandler, Responder
-from fedtailor.remote.work import PERSONAL, TASKS
+from fedtailor.remote.work import PERSONAL
 
 
 def responder_of(
@@ -46,7 +47,8 @@ def responder_of(
     policy.check_job(job)
     make = None if make_handler is None else partial(make_handler, kit)
     account = account_of(kit, log)
-    handler = JobHandler(job, kit.name, data, store, make, account, log)
+    most = policy.numbers_per_cell
+    handler = JobHandler(job, kit.name, data, store, make, account, log, most)
     info_of(log)(
         f"{kit.name}: {handler.sizes.sum()} rows of {data.name} fit the job"
         f" {job.title!r}"

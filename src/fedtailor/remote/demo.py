@@ -71,9 +71,10 @@ deadline = {deadline}
 {privacy}"""
 
 OPEN_POLICY = """\
-# These clients let the coordinator see their own updates.
+# These clients let the coordinator see their own updates and measurements.
 secure_aggregation_only = false
 federated_statistics = true
+measurements = true
 """
 
 COMMAND = (

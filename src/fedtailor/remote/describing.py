@@ -261,7 +261,7 @@ class Describer:
                 codes, len(self._schema.classes)
             )
         correlated = correlated_columns(kinds, sums)
-        products = products_of(columns, sums, correlated)
+        products = products_of(columns, kinds, sums, correlated)
         return ClientCounts(histograms=histograms, products=products)
 
     def _noisy_counts(self, request: Request, question: Question) -> ClientCounts:
@@ -645,8 +645,7 @@ def _read(path: Path) -> dict[str, Any]:
         if not path.is_file():
             return {}
         content = json.loads(path.read_bytes())
-        is_whole = isinstance(content, dict) and DIGEST_KEY in content
-        require(is_whole and has_valid_digest(content), "it is not what was written")
+        require(has_valid_digest(content), "it is not what was written")
         del content[DIGEST_KEY]
         return content
     except (OSError, ValueError, RecursionError) as error:

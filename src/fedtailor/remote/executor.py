@@ -36,6 +36,7 @@ from fedtailor.remote.hidden_updates import HiddenUpdates
 from fedtailor.remote.late import LateRequests
 from fedtailor.remote.messages import ArraySpec, Reply, Request
 from fedtailor.remote.plan import Plan
+from fedtailor.remote.request_kind import MODE, NEWCOMER
 from fedtailor.remote.secure_sums import SUM
 from fedtailor.remote.sum_server import NamedArrays, SumStage, send_stage
 from fedtailor.remote.transport import (
@@ -57,7 +58,6 @@ from fedtailor.remote.wire import (
     specs_of,
     stack,
 )
-from fedtailor.remote.work import MODE, NEWCOMER
 
 SENT_UP = {"client": "update", "probe": "update", "evaluate": "scores"}
 """The output of each task that the client sends; personal models and states stay."""

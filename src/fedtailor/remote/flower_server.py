@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from fedtailor._choice import MachineFailed
 from fedtailor._files import atomic_write
 from fedtailor._printable import say
 from fedtailor.remote.flower import MESSAGE_TYPE, unwrap, wrap
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-MAX_BUSY_S = 30.0
+MAX_BUSY_S = 300.0
 """Seconds for which a busy SuperLink may fail to answer."""
 
 RELOAD_S = 5.0
@@ -52,7 +53,7 @@ OVERHEAD = 2**16
 QUEUE = 2**26
 """Bytes of messages that are sent together, at most, or one message."""
 
-MAX_START_S = 30.0
+MAX_START_S = 300.0
 """Seconds that a run may take to start."""
 
 APP = {
@@ -291,7 +292,7 @@ class GridTransport:
         """Call a function of the SuperLink, and call it again while that is busy.
 
         Raises:
-            RuntimeError: the SuperLink has ended, or does not answer.
+            MachineFailed: the SuperLink has ended, or does not answer.
         """
         import httpx
 
@@ -303,7 +304,7 @@ class GridTransport:
                 self.check()
                 # A status code is an answer, which another call would not change.
                 if time.monotonic() >= end or isinstance(error, httpx.HTTPStatusError):
-                    raise RuntimeError(
+                    raise MachineFailed(
                         f"the SuperLink does not answer as it should: {error}"
                     ) from None
             time.sleep(0.5)
@@ -457,7 +458,7 @@ def open_grid(address: str, authority: bytes, secret: bytes) -> Iterator["HttpGr
         The grid, which carries messages to the clients.
 
     Raises:
-        TimeoutError: the SuperLink did not start the run.
+        MachineFailed: the SuperLink did not start the run.
     """
     from fedtailor.remote.flower_internals import (
         HeartbeatSender,
@@ -550,7 +551,7 @@ def _acquire(address: str, authority: bytes, secret: bytes, run_id: int) -> str:
                 time.sleep(0.1)
     finally:
         client.close()
-    raise TimeoutError(
+    raise MachineFailed(
         f"the SuperLink did not start the run within {MAX_START_S:.0f} s"
     )
 

@@ -76,8 +76,9 @@ class HiddenUpdates:
             others = np.delete(weights, self._reporting, axis=1)
             require(not others.any(), "the method weighs clients that do not report")
             vector = [kind, index]
+            vector_id = {"kind": kind} | ({} if index is None else {"number": index})
             server = SecureSumServer(
-                partial(run_stage, vector_id={"kind": kind, "number": index}),
+                partial(run_stage, vector_id=vector_id),
                 self._names,
                 math.prod(shape.shape if index is None else shape.shape[1:]),
                 self._settings,

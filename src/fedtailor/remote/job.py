@@ -6,6 +6,7 @@ All machines have the same file.
 import hashlib
 import ipaddress
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -291,19 +292,30 @@ def split_address(address: str) -> tuple[str, int]:
         ValueError: the address has neither form, or stands for all addresses.
     """
     host, _, port = address.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
+    is_bracketed = host.startswith("[") and host.endswith("]")
+    host = host[1:-1] if is_bracketed else host
     require(
         host not in ("0", "*") and not _is_unspecified(host),
         f"{host} stands for all addresses of a machine, on which a server may listen; no"
         " client can reach it: write the coordinator's name or its own address",
     )
-    fits = bool(host) and port.isdecimal() and 0 < int(port) < 65536 and "/" not in host
+    # Only names and IP addresses: no user before the host, no path, no blank.
+    is_host = bool(re.fullmatch(r"[\w.:%-]+", host)) and is_bracketed == _is_ipv6(host)
+    is_port = re.fullmatch("[0-9]{1,5}", port) and 0 < int(port) < 65536
+    fits = is_host and bool(is_port)
     require(
         fits,
         f"{address!r} is no address; write host:port, such as"
         " coordinator.example.org:9092",
     )
     return host, int(port)
+
+
+def _is_ipv6(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).version == 6
+    except ValueError:
+        return False
 
 
 def _is_unspecified(host: str) -> bool:

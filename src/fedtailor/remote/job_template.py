@@ -51,7 +51,7 @@ participation = 1.0               # who trains in a round: a share of the client
 sampling = "uniform"              # or "samples": by training rows; "poisson": each independently (for noise)
 
 [privacy]
-evaluate = true                   # whether clients send sums of losses and of correct predictions
+evaluate = false                  # true: clients send sums of losses, if their policies let measurements be sent
 uplink = []                       # what happens to an update before it leaves, such as {{ use = "clip", norm = 1.0 }}
 secure_aggregation = true         # the coordinator sees sums over clients, and no client's own update
 

@@ -20,12 +20,20 @@ from fedtailor.remote.examples import (
     example_rows_of,
     federation_from_rows,
 )
+from fedtailor.remote.exposure import NUMBERS_PER_CELL, exposure_of
 from fedtailor.remote.job import Job
 from fedtailor.remote.messages import Request
 from fedtailor.remote.origin import OwnOrigin
 from fedtailor.remote.plan import plan_of
 from fedtailor.remote.refusals import Refusal, Refused, refuse_unless, refusing
 from fedtailor.remote.releases import RELEASE, talk
+from fedtailor.remote.request_kind import (
+    HELLO,
+    INPUTS,
+    STATISTICS,
+    RequestKind,
+    kind_of,
+)
 from fedtailor.remote.run_log import info_of
 from fedtailor.remote.statistics import (
     OWN_FILE,
@@ -40,29 +48,6 @@ from fedtailor.remote.transport import RequestHandler
 from fedtailor.remote.work import RoundHandler
 from fedtailor.tables.sums import InputSums
 
-HELLO = "hello"
-"""Task: report the numbers of training, validation and test rows."""
-
-STATISTICS = "statistics"
-"""Task: send counts and sums over the client's training rows."""
-
-INPUTS = "inputs"
-"""Task: send sums of products of the inputs.
-
-The request holds the pooled statistics of all clients' columns, which determine how
-columns become inputs.
-"""
-
-AGREED = "agreed"
-"""Task: convert the table to examples, by the pooled statistics in the request.
-
-The answer holds no arrays.
-"""
-
-
-TABLE_TASKS = (HELLO, STATISTICS, INPUTS, AGREED, DESCRIBE)
-"""Tasks before training, about the client's table."""
-
 
 class JobHandler:
     """Answers the requests of a job (a `RequestHandler` for `Responder`).
@@ -76,9 +61,11 @@ class JobHandler:
             rounds; `RoundHandler` by default.
         account: what the client has answered and spent (see `RoundHandler`).
         log: called with lines for the user.
+        numbers_per_cell: the most open numbers for each cell (see `exposure`).
 
     Raises:
         ValueError: the file does not fit the job.
+        Refused: the job would send too many open numbers.
 
     Attributes:
         sizes: [3] numbers of training, validation and test rows.
@@ -94,8 +81,10 @@ class JobHandler:
         make_handler: Callable[[Federation, ClientStore], RequestHandler] | None = None,
         account: ClientAccount | None = None,
         log: Callable[[str], None] = lambda line: None,
+        numbers_per_cell: float = NUMBERS_PER_CELL,
     ) -> None:
         self._job, self._name = job, name
+        self._numbers_per_cell = numbers_per_cell
         self._store, self._make_work = store, make_handler
         self._account = account
         self._data, self._log = data, log
@@ -139,6 +128,7 @@ class JobHandler:
         Raises:
             Refused: the client does not do the task.
         """
+        kind = kind_of(request)
         if request.task == HELLO:
             release = request.algorithm.get("release")
             refuse_unless(
@@ -152,10 +142,10 @@ class JobHandler:
                 "rows": self.sizes,
                 "release": np.frombuffer(RELEASE.encode(), np.uint8),
             }
-        if request.task in (STATISTICS, INPUTS, AGREED):
-            return self._preprocess(request)
         if request.task == DESCRIBE:
             return self._describe(request)
+        if kind is RequestKind.TABLE:
+            return self._preprocess(request)
         refuse_unless(
             self._rounds is not None,
             Refusal.NO_STATISTICS,
@@ -298,8 +288,11 @@ class JobHandler:
     ) -> None:
         """Make the handler of rounds on these examples."""
         federation = federation_from_rows(self._job, {self._name: rows}, statistics)
+        plan = plan_of(self._job, statistics)
+        exposure = exposure_of(plan, federation)
+        info_of(self._log)(f"{self._name}: {exposure}")
+        exposure.check(self._numbers_per_cell)
         if self._make_work is not None:
             self._rounds = self._make_work(federation, self._store)
         else:
-            plan = plan_of(self._job, statistics)
             self._rounds = RoundHandler(plan, federation, self._store, self._account)

@@ -142,7 +142,7 @@ def read_kit(directory: Path) -> Kit:
     settings = directory / "client.toml"
     try:
         name = tomllib.loads(settings.read_text(encoding="utf-8"))["name"]
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, KeyError):
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, KeyError, RecursionError):
         raise ValueError(
             f"{settings} does not say the client's name; copy the whole kit"
         ) from None

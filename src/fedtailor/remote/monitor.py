@@ -189,7 +189,7 @@ def read_status(path: Path) -> Status:
     require(path.is_file(), f"no coordinator has run here yet: there is no {path}")
     try:
         return Status(**json.loads(path.read_text("utf-8")))
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"cannot read {path}: {error}") from None
 
 

@@ -153,7 +153,10 @@ class Origins:
                 for name, text in content["clients"].items():
                     if origin := Origin.of(text):
                         self._heard[name] = origin
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        except (
+            *(OSError, ValueError, KeyError),
+            *(TypeError, AttributeError, RecursionError),
+        ):
             log(f"{path} is damaged; clients are not compared with earlier starts")
 
     def of(self, client: str) -> str:

@@ -13,34 +13,30 @@ from datetime import datetime, time
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-import numpy as np
 from pydantic import AfterValidator, ConfigDict, Field
 
+from fedtailor._printable import join_names
 from fedtailor.aggregation.secure_sums import MIN_CLIENTS
 from fedtailor.client.private_steps import private_settings
 from fedtailor.experiments.document import read_document
 from fedtailor.protocol import ConfigError, noise_of, parse, require
 from fedtailor.remote.account import DESCRIBE
-from fedtailor.remote.boosting_wire import BOOST
+from fedtailor.remote.exposure import NUMBERS_PER_CELL
 from fedtailor.remote.job import Job
 from fedtailor.remote.keys import write_new
 from fedtailor.remote.messages import Request
 from fedtailor.remote.refusals import Refusal, refuse_unless
-from fedtailor.remote.secure_sums import (
-    MAX_NEIGHBOURS,
-    SHARES,
-    STAGES,
-    SUM,
-    UNMASK,
-    VECTORS,
+from fedtailor.remote.request_kind import (
+    TRAINING,
+    RequestKind,
+    clients_of_sum,
+    kind_of,
 )
+from fedtailor.remote.secure_sums import MAX_NEIGHBOURS
 from fedtailor.training import RoundCount
 
 POLICY = "policy.toml"
 """File in a client's kit."""
-
-TRAINING = ("client", *STAGES)
-"""Tasks of a round of training; all others may follow the last round, too."""
 
 _HOURS = re.compile(r"([01]\d|2[0-4]):([0-5]\d)-([01]\d|2[0-4]):([0-5]\d)")
 _ALL_DAY = "00:00-24:00"
@@ -68,18 +64,22 @@ class Policy:
             rows once more.
         epsilon: the most that the client's answers may spend in all, over rounds, runs
             and jobs, where they have noise.
-        noise_only: whether to take part only where the client adds noise.
+        noise_only: whether to take part only where nothing leaves without noise that
+            the client adds, but numbers of rows and steps: no sums of columns, no losses,
+            no probe, no boosting.
         secure_aggregation_only: whether to take part only where the coordinator sees
             sums over clients, and no client's own update.
         least_clients: least number of clients in a sum.
         federated_statistics: whether counts, means and sums of the columns, and names of
             their categories, may be sent before training, in federated preprocessing and
             to describe the table.
-        measurements: whether sums of losses and of correct predictions may be sent. A
-            coordinator learns from them, by many models that are made for it, on which
-            side of a line rows lie.
+        measurements: whether sums of losses and of correct predictions may be sent, once
+            for each round. No mask covers them. A coordinator that makes models for it
+            learns cells of the rows on which they are measured.
         columns: columns that may be used, with the target; None = those of the job.
         hours: when requests are answered, "HH:MM-HH:MM" by this machine's clock.
+        numbers_per_cell: the most numbers that a run sends for each cell of the training
+            rows, where the coordinator sees them one by one, without noise.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(
@@ -93,9 +93,10 @@ class Policy:
     secure_aggregation_only: bool = True
     least_clients: ClientCount = MIN_CLIENTS
     federated_statistics: bool = False
-    measurements: bool = True
+    measurements: bool = False
     columns: tuple[str, ...] | None = None
     hours: Annotated[str, AfterValidator(_check_hours)] = _ALL_DAY
+    numbers_per_cell: Annotated[float, Field(gt=0)] = NUMBERS_PER_CELL
 
     def check_job(self, job: Job) -> None:
         """Check that the policy allows a job.
@@ -119,13 +120,13 @@ class Policy:
                 "the coordinator would see this client's own updates"
                 " (secure_aggregation_only is true)"
             )
-        elif self.secure_aggregation_only and _has_open_probe(job):
+        elif self.secure_aggregation_only and has_probe(job):
             yield (
                 "this client would answer a probe openly (secure_aggregation_only is"
                 " true)"
             )
-        if self.noise_only and not _adds_noise(job):
-            yield "no noise would be added here (noise_only is true)"
+        if self.noise_only:
+            yield from _without_noise(job)
         if job.schema.federated and not self.federated_statistics:
             yield (
                 "sums over single columns would be sent (federated_statistics is false)"
@@ -142,8 +143,6 @@ class Policy:
 
     def _reasons_against_trees(self, trees: int) -> Iterator[str]:
         """Why the policy does not allow to boost so many rounds of trees."""
-        if self.noise_only:
-            yield "trees would be boosted on sums without noise (noise_only is true)"
         if not self.federated_statistics:
             yield (
                 "trees would be boosted on sums of counts by column"
@@ -162,6 +161,7 @@ class Policy:
         Raises:
             Refused: it does not.
         """
+        kind = kind_of(request)
         clock = (datetime.now() if now is None else now).time()
         refuse_unless(
             self._is_open(clock),
@@ -180,12 +180,13 @@ class Policy:
         # model is made, and measured, after the last round, too.
         number = request.round + (request.task in TRAINING)
         # Steps of boosting are many a tree; `check_job` compares the trees.
+        is_step = kind is RequestKind.BOOSTING
         refuse_unless(
-            self.rounds is None or number <= self.rounds or BOOST in request.algorithm,
+            self.rounds is None or number <= self.rounds or is_step,
             Refusal.SPENT,
             f"the policy here answers {self.rounds} rounds of a run",
         )
-        clients = _clients_of_sum(request)
+        clients = clients_of_sum(request)
         refuse_unless(
             clients is None or clients >= self.least_clients,
             Refusal.POLICY,
@@ -208,7 +209,7 @@ class Policy:
         if not self.secure_aggregation_only:
             own = "or this client's own"
         noise = "this job has this client add noise"
-        if not _adds_noise(job):
+        if not adds_noise(job):
             noise = "this job adds no noise here: no epsilon covers what is sent"
         used = job.schema.used
         words = {
@@ -296,6 +297,7 @@ def write_policy(kit: Path, job: Job) -> Path:
             for name in (
                 *("runs", "epsilon", "noise_only", "secure_aggregation_only"),
                 *("least_clients", "federated_statistics", "measurements", "hours"),
+                "numbers_per_cell",
             )
         },
     )
@@ -315,7 +317,7 @@ runs = {runs}
 
 # The most that all answers together may spend, where they have noise: with probability
 # 1 - delta nothing that follows from them gets more than e^epsilon times as likely by
-# this client's rows. true: take part only where this client adds noise.
+# this client's rows. true: take part only where nothing leaves without noise.
 epsilon = {epsilon}
 noise_only = {noise_only}
 
@@ -330,9 +332,9 @@ least_clients = {least_clients}
 # over clients, rows by bins of columns, to boost trees (fedtailor federation boost).
 federated_statistics = {federated_statistics}
 
-# true: sums of losses and of correct predictions over five rows or more may be sent, if
-# the job says so. From many models that are made for it a coordinator learns by them on
-# which side of a line rows lie.
+# true: sums of losses and of correct predictions over five rows or more may be sent,
+# once a round, if the job says so. No mask covers them: by models that are made for it
+# a coordinator learns cells of the rows on which they are measured.
 measurements = {measurements}
 
 # The columns that may be used, with the target.
@@ -340,6 +342,11 @@ columns = {columns}
 
 # When requests are answered, by this machine's clock; "20:00-06:00" is the night.
 hours = {hours}
+
+# The most numbers that a run sends for each cell of your training rows, where the
+# coordinator sees this client's own updates and no noise is added. Rows can follow from
+# updates once they have as many numbers as the rows have cells.
+numbers_per_cell = {numbers_per_cell}
 """
 
 
@@ -349,31 +356,29 @@ def _listed(names: Sequence[str], most: int = 12) -> str:
     return shown if len(names) <= most else f"{shown}, ... ({len(names)} in all)"
 
 
-def _has_open_probe(job: Job) -> bool:
-    """Whether clients answer a probe without masks."""
-    assert job.spec.privacy.sums is not None
-    probes = any(method.probes for method, _ in job.spec.algorithm.phases())
-    return job.spec.privacy.sums.open_probe and bool(probes)
+def has_probe(job: Job) -> bool:
+    """Whether clients of a job answer a probe, which no sum hides."""
+    return any(method.probes for method, _ in job.spec.algorithm.phases())
 
 
-def _adds_noise(job: Job) -> bool:
+def _without_noise(job: Job) -> Iterator[str]:
+    """What would leave a client of a job without noise, in words."""
+    if not adds_noise(job):
+        yield "no noise would be added here (noise_only is true)"
+    sent = {
+        "sums of columns": job.schema.federated,
+        "sums to boost trees": job.boosting is not None,
+        "sums of losses": job.spec.privacy.evaluate,
+        "an answer to a probe": has_probe(job),
+    }
+    without = [what for what, is_sent in sent.items() if is_sent]
+    if without:
+        yield f"{join_names(without)} would be sent without noise (noise_only is true)"
+
+
+def adds_noise(job: Job) -> bool:
     """Whether the job has clients add noise in every phase."""
     by_client = noise_of(job.spec.uplink, by="client")
     return by_client is not None or all(
         private_settings(method) for method, _ in job.spec.algorithm.phases()
     )
-
-
-def _clients_of_sum(request: Request) -> int | None:
-    """The number of clients that a sum is said to be over; None for other requests.
-
-    Beyond 51 clients, these are the neighbours of this one.
-    """
-    settings, arrays = request.algorithm.get(SUM), request.arrays
-    if request.task == SHARES:
-        among = settings.get("among") if isinstance(settings, dict) else None
-        return len(set(map(str, among))) if isinstance(among, list) else 0
-    if request.task in (VECTORS, UNMASK):
-        name = "there" if request.task == VECTORS else "arrived"
-        return int(np.count_nonzero(arrays[name])) if name in arrays else 0
-    return None

@@ -11,18 +11,25 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedtailor._choice import MachineFailed
+from fedtailor._printable import say
 from fedtailor.protocol import require
 from fedtailor.remote.flower import SETTINGS, require_flower
 from fedtailor.remote.keys import check_secret, write_new
 from fedtailor.remote.superlink import COORDINATOR, LARGEST_BODY
 
 READY_S = 60.0
-"""Seconds that a SuperLink may take to start (about 2 on an idle machine)."""
+"""Seconds after which a line says that a SuperLink takes long to start (about 2 on an idle
+machine).
+"""
+
+GIVE_UP_S = 900.0
+"""Seconds that a SuperLink may take to start while its process lives."""
 
 STOP_S = 10.0
 """Seconds that a process may take to terminate."""
@@ -50,17 +57,21 @@ class SuperLink:
         """Check that the SuperLink is running.
 
         Raises:
-            RuntimeError: it has ended; with the last line of its output.
+            MachineFailed: it has ended; with the last line of its output.
         """
         if self.process.poll() is not None:
-            raise RuntimeError(
+            raise MachineFailed(
                 f"the SuperLink ended: {_last_line(self.log)} (all of it in {self.log})"
             )
 
 
 @contextmanager
 def running_superlink(
-    coordinator: Path, port: int, *, host: str = "0.0.0.0"
+    coordinator: Path,
+    port: int,
+    *,
+    host: str = "0.0.0.0",
+    log: Callable[[str], None] = say,
 ) -> Iterator[SuperLink]:
     """Start a SuperLink, and stop it at the end of the block.
 
@@ -68,10 +79,11 @@ def running_superlink(
         coordinator: directory with ca.crt, server.crt and server.key.
         port: port of the SuperLink.
         host: address to listen on; by default all addresses of this machine.
+        log: called with a line if it takes long.
 
     Raises:
         ValueError: Flower or a file is missing, or the port is in use.
-        RuntimeError: the SuperLink did not start.
+        MachineFailed: the SuperLink did not start.
     """
     require_flower()
     for name in ("ca.crt", "server.crt"):
@@ -81,7 +93,7 @@ def running_superlink(
         )
     check_secret(coordinator / "server.key")
     _wait_for_port(host, port)
-    log = coordinator / "superlink.log"
+    output_file = coordinator / "superlink.log"
     secret_file = coordinator / ".superlink-secret"
     secret = secrets.token_bytes(32)
     secret_file.unlink(missing_ok=True)  # of a coordinator that was killed
@@ -116,7 +128,7 @@ def running_superlink(
         }
     )
     (coordinator / LARGEST_BODY).unlink(missing_ok=True)
-    with log.open("wb") as output:
+    with output_file.open("wb") as output:
         process = subprocess.Popen(
             command,
             env=environment,
@@ -126,10 +138,14 @@ def running_superlink(
         )
     local = "127.0.0.1" if host in ("0.0.0.0", "::", "localhost") else host
     link = SuperLink(
-        f"{local}:{port}", (coordinator / "ca.crt").read_bytes(), secret, process, log
+        f"{local}:{port}",
+        (coordinator / "ca.crt").read_bytes(),
+        secret,
+        process,
+        output_file,
     )
     try:
-        _wait_until_ready(link, local, port)
+        _wait_until_ready(link, local, port, log)
         yield link
     finally:
         stop(process)
@@ -180,17 +196,26 @@ def _wait_for_port(host: str, port: int) -> None:
         time.sleep(0.2)
 
 
-def _wait_until_ready(link: SuperLink, host: str, port: int) -> None:
-    """Wait until the SuperLink answers TLS connections.
+def _wait_until_ready(
+    link: SuperLink, host: str, port: int, log: Callable[[str], None]
+) -> None:
+    """Wait until the SuperLink answers TLS connections, as long as it lives: a machine
+    may have much else to do.
 
     Raises:
         ValueError: its certificate is not one of this federation.
-        RuntimeError: it has ended, or takes too long.
+        MachineFailed: it has ended, or takes too long.
     """
     context = ssl.create_default_context(cadata=link.authority.decode())
-    end = time.monotonic() + READY_S
-    while time.monotonic() < end:
+    begun, has_said = time.monotonic(), False
+    while (passed := time.monotonic() - begun) < GIVE_UP_S:
         link.check()
+        if passed > READY_S and not has_said:
+            has_said = True
+            log(
+                f"the SuperLink has not answered for {passed:.0f} s, and its process lives:"
+                f" this machine may be busy; waiting (its output is in {link.log})"
+            )
         try:
             with (
                 socket.create_connection((host, port), 1) as plain,
@@ -203,8 +228,8 @@ def _wait_until_ready(link: SuperLink, host: str, port: int) -> None:
             ) from None
         except OSError:
             time.sleep(0.1)
-    raise RuntimeError(
-        f"the SuperLink did not answer within {READY_S:.0f} s; see {link.log}"
+    raise MachineFailed(
+        f"the SuperLink did not answer within {GIVE_UP_S:.0f} s; see {link.log}"
     )
 
 

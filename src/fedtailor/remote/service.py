@@ -26,7 +26,6 @@ from fedtailor.remote.client import account_of, responder_of
 from fedtailor.remote.client_store import ClientStore
 from fedtailor.remote.flower import require_flower
 from fedtailor.remote.job import Job, read_job
-from fedtailor.remote.job_work import AGREED, HELLO, INPUTS, STATISTICS
 from fedtailor.remote.keys import days_left
 from fedtailor.remote.kit import COORDINATOR, JOB, Kit, read_public_keys
 from fedtailor.remote.messages import ArraySpec, Request
@@ -36,6 +35,7 @@ from fedtailor.remote.policy import read_policy
 from fedtailor.remote.processes import running_superlink
 from fedtailor.remote.refusals import Refusal
 from fedtailor.remote.releases import MAX_LENGTH, RELEASE, talk
+from fedtailor.remote.request_kind import AGREED, HELLO, INPUTS, STATISTICS
 from fedtailor.remote.run_log import RunLog, info_of
 from fedtailor.remote.statistics import (
     Statistics,
@@ -112,7 +112,7 @@ def connected(
     Raises:
         ValueError: Flower or a file is missing, a file is not valid, or the port is in
             use.
-        RuntimeError: the SuperLink did not start.
+        MachineFailed: the SuperLink did not start.
     """
     require_flower()
     from fedtailor.remote.flower_server import (
@@ -127,7 +127,7 @@ def connected(
     check_client_count(job, len(public))
     with (
         _only_one(coordinator),
-        running_superlink(coordinator, job.port, host=host) as link,
+        running_superlink(coordinator, job.port, host=host, log=log) as link,
     ):
         keys = KeyDirectory(coordinator, link.address, link.authority, log)
         with open_grid(link.address, link.authority, link.secret) as grid:

@@ -13,7 +13,6 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from jaxtyping import UInt32
@@ -39,13 +38,13 @@ from fedtailor.remote.masks import (
 )
 from fedtailor.remote.messages import Request
 from fedtailor.remote.refusals import Refusal, Refused, refuse_unless, refusing
+from fedtailor.remote.request_kind import SumSettings, sum_settings
 from fedtailor.remote.request_size import check_size
 from fedtailor.remote.secure_sums import (
     KEYS,
     MAX_NEIGHBOURS,
     SHARES,
     STAGES,
-    SUM,
     VECTORS,
 )
 
@@ -85,7 +84,7 @@ class _Session:
 
     name: str
     vector: np.ndarray
-    vector_name: list[Any]
+    vector_name: tuple[str, int | None]
     earlier: ReleasedSums
     next_stage: int = 0
     mask_keys: KeyPair = field(default_factory=lambda: KeyPair(_random_seed()))
@@ -121,10 +120,18 @@ class SecureSumClient:
         # The vectors not yet sent, by kind and index. The index is None until the
         # server asks for single rows of a kind.
         self._vectors: dict[tuple[str, int | None], np.ndarray] = {}
-        self._round, self._run = -1, ""
+        self._held = (-1, "")  # round and run of the vectors
+        self._round, self._run = -1, ""  # under which their sums are kept
         self._session: _Session | None = None
 
-    def hold(self, round: int, update: Mapping[str, np.ndarray], run: str = "") -> None:
+    def hold(
+        self,
+        round: int,
+        update: Mapping[str, np.ndarray],
+        run: str = "",
+        *,
+        scope: str = "",
+    ) -> None:
         """Hold an update until the server asks for sums of it.
 
         The update of another round is dropped.
@@ -133,8 +140,11 @@ class SecureSumClient:
             round: in which the update was trained.
             update: vectors by kind of message.
             run: identity of the run.
+            scope: name of what all sums of which, in all rounds and runs, may be
+                combined; empty = as the settings say (`SecureSums.scope`).
         """
-        self._round, self._run, self._session = round, run, None
+        self._held, self._session = (round, run), None
+        self._round, self._run = (0, scope) if scope else (round, run)
         self._vectors = {
             (kind, None): np.asarray(vector) for kind, vector in update.items()
         }
@@ -145,21 +155,24 @@ class SecureSumClient:
         Raises:
             Refused: the stage cannot be done, or would reveal more than a sum.
         """
-        settings = request.algorithm.get(SUM)
-        settings = settings if isinstance(settings, dict) else {}
-        name, stage = str(settings.get("name")), STAGES.index(request.task)
+        settings, stage = sum_settings(request), STAGES.index(request.task)
+        name, key = settings.name, (settings.kind, settings.number)
+        is_held = (request.round, request.run) == self._held
         if request.task == KEYS:
             refuse_unless(
-                (request.round, request.run) == (self._round, self._run),
+                is_held,
                 Refusal.NO_PART_IN_SUM,
                 "it was started again, and does not hold what it trained in this round",
             )
-            key, vector = self._vector(settings)
-            self._session = _Session(name, vector, list(key), self._released(key))
+            vector = self._vector(key)
+            self._session = _Session(name, vector, key, self._released(key))
         session = self._session
         # The stages are done in order and each of them once, whatever the server asks.
         expected = (
-            session is not None and session.name == name and session.next_stage == stage
+            is_held
+            and session is not None
+            and (session.name, session.vector_name) == (name, key)
+            and session.next_stage == stage
         )
         refuse_unless(
             expected,
@@ -207,37 +220,34 @@ class SecureSumClient:
         )
         return self._history.released(self._round, self._run)
 
-    def _vector(
-        self, settings: Mapping[str, Any]
-    ) -> tuple[tuple[str, int | None], np.ndarray]:
+    def _vector(self, key: tuple[str, int | None]) -> np.ndarray:
         """The vector that the server asks for, which is held until it has been sent.
 
-        Returns:
-            Its kind and number, and the vector.
+        Args:
+            key: its kind and number.
         """
-        kind, index = str(settings.get("kind")), settings.get("number")
+        kind, index = key
         rows = self._vectors.get((kind, None))
         if index is not None and rows is not None:
             refuse_unless(
-                type(index) is int and rows.ndim > 1 and 0 <= index < len(rows),
+                rows.ndim > 1 and index < len(rows),
                 Refusal.NO_PART_IN_SUM,
                 f"it is asked for {kind!r} number {index!r}, which it does not have",
             )
             # From now on each row is sent by itself, and the whole array never.
             del self._vectors[kind, None]
             self._vectors |= {(kind, row): vector for row, vector in enumerate(rows)}
-        key = (kind, index)
         refuse_unless(
-            (index is None or type(index) is int) and key in self._vectors,
+            key in self._vectors,
             Refusal.NO_PART_IN_SUM,
             f"it has sent its {kind!r} of this round in another sum, or has none",
         )
-        return key, self._vectors[key]
+        return self._vectors[key]
 
     def _share_keys(
         self,
         session: _Session,
-        settings: Mapping[str, Any],
+        settings: SumSettings,
         arrays: Mapping[str, np.ndarray],
     ) -> dict[str, np.ndarray]:
         """Share the seeds of this client's masks among its neighbours.
@@ -252,7 +262,7 @@ class SecureSumClient:
             The encrypted shares ("shares"), one row for each neighbour, and a
             commitment to the seed of the self mask ("commitment").
         """
-        neighbours = _names(settings, "among")
+        neighbours = tuple(settings.among or ())
         count = len(neighbours)
         # Shares for c neighbours take c^2 steps.
         refuse_unless(
@@ -309,7 +319,7 @@ class SecureSumClient:
     def _masked_vectors(
         self,
         session: _Session,
-        settings: Mapping[str, Any],
+        settings: SumSettings,
         arrays: Mapping[str, np.ndarray],
     ) -> dict[str, np.ndarray]:
         """Weight and mask this client's vector, once for each sum.
@@ -342,7 +352,7 @@ class SecureSumClient:
             f"only {survivors} of {count} clients are left in this sum, and"
             f" {session.threshold} are needed",
         )
-        columns = _names(settings, "columns")
+        columns = tuple(settings.columns or ())
         refuse_unless(
             len(set(columns)) == len(columns)
             and self._client in columns
@@ -461,7 +471,7 @@ class SecureSumClient:
         # A client that is not asked to unmask a sum does not learn whether it was
         # computed. So the sum counts from when the vector is sent.
         self._history.record(
-            self._round, session.vector_name, together, members, self._run
+            self._round, list(session.vector_name), together, members, self._run
         )
 
     def _reveal_shares(
@@ -543,14 +553,6 @@ def pairwise_mask(
 def _associated_text(session: str, sender: str, recipient: str) -> str:
     """The text that binds encrypted shares to one sum, sender and recipient."""
     return json.dumps([session, sender, recipient])
-
-
-def _names(settings: Mapping[str, Any], key: str) -> tuple[str, ...]:
-    """The names of clients in the settings of a stage; () if they are not well formed."""
-    names = settings.get(key)
-    if isinstance(names, list) and all(isinstance(name, str) for name in names):
-        return tuple(names)
-    return ()
 
 
 def _is_boolean(array: np.ndarray, count: int) -> bool:

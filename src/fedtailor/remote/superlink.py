@@ -84,6 +84,9 @@ lost on the way is sent again, and the word that it was asked again may be late.
 WAKE = "/fedtailor/wake"
 """Path at which the coordinator says for whom it has sent messages."""
 
+FORWARDED = (b"forwarded", b"via", b"x-real-ip")
+"""Headers that proxies add, beside those that begin with `x-forwarded-`."""
+
 MAX_POLL_BODY = 2**24
 """Bytes of the largest poll: the coordinator's names all messages without an answer."""
 
@@ -108,7 +111,7 @@ class LoopbackOnly:
         allowed = (
             scope["type"] == "lifespan"
             or scope["path"].startswith(PUBLIC)
-            or _is_local(scope.get("client"))
+            or (_is_local(scope.get("client")) and not _is_forwarded(scope))
         )
         if allowed:
             await self._app(scope, receive, send)
@@ -554,6 +557,14 @@ def main() -> None:
     start_parent_process_monitor(os.getppid())
     sys.argv[0] = "flower-superlink"  # the program name in its messages
     flower_superlink()
+
+
+def _is_forwarded(scope: Mapping[str, Any]) -> bool:
+    """Whether a proxy says that it passes on what somebody else asks. Nothing on this
+    machine asks through one.
+    """
+    names = {bytes(name).lower() for name, _ in scope.get("headers", ())}
+    return any(name in FORWARDED or name.startswith(b"x-forwarded-") for name in names)
 
 
 def _is_local(client: tuple[str, int] | None) -> bool:

@@ -4,6 +4,7 @@ A request names the task, and the state to start from. The method, its hyper-par
 and what may leave this machine are those of the client's own copy of the job.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -44,6 +45,15 @@ from fedtailor.remote.client_store import ClientStore
 from fedtailor.remote.messages import Request
 from fedtailor.remote.plan import Plan
 from fedtailor.remote.refusals import Refusal, Refused, refuse_unless, refusing
+from fedtailor.remote.request_kind import (
+    METHOD_KEYS,
+    MODE,
+    NEWCOMER,
+    SERVING,
+    TRAINING,
+    RequestKind,
+    kind_of,
+)
 from fedtailor.remote.secret import secret_in, seed_from
 from fedtailor.remote.secure_sums import KEYS, STAGES, SUM
 from fedtailor.remote.sum_client import SecureSumClient
@@ -60,15 +70,6 @@ from fedtailor.tables.encoding import MIN_ROWS
 from fedtailor.tasks import cross_entropy, squared_error, task_of
 from fedtailor.training.privacy import delta_of
 
-MODE = "mode"
-"""Key in a request's description of the method: `Downlink.mode`, if it has one."""
-
-NEWCOMER = "newcomer"
-"""Key in a request's description of the method: the client is an unseen one.
-
-Its state is the one that `init_unseen` returned.
-"""
-
 PERSONAL = "personal"
 """Name of the directory of the personal model, within the client's state directory.
 
@@ -77,11 +78,6 @@ PERSONAL = "personal"
 
 SUMS = "sums.json"
 """File with the weights of the secure sums in which this client has a part."""
-
-TASKS = ("probe", "client", "init_unseen", "personal", "evaluate", BOOST, *STAGES)
-
-SERVING = ("init_unseen", "personal", "evaluate")
-"""Tasks by which a client makes its personal model, and draws the same numbers."""
 
 
 class RoundHandler:
@@ -125,7 +121,7 @@ class RoundHandler:
             self._boosting = BoostingClient(plan, federation)
         # By phase, computed once.
         self._initial_states: dict[int, Any] = {}
-        self._descriptions: dict[int, dict[str, Any]] = {}
+        self._descriptions: dict[int, str] = {}
         # Results of a canonical executor do not depend on this machine's devices.
         self._executor = DeviceExecutor(
             federation, plan.model, Settings(devices=1, canonical=True)
@@ -138,8 +134,8 @@ class RoundHandler:
             Refused: the job does not allow the request, the state is not on this
                 machine, or the model became NaN or infinite.
         """
-        task = request.task
-        phase = self._check(request)
+        task, kind = request.task, kind_of(request)
+        phase = self._check(request, kind)
         if task in STAGES:
             refuse_unless(
                 self._sum_client is not None,
@@ -147,7 +143,7 @@ class RoundHandler:
                 "the job does not add updates behind masks",
             )
             assert self._sum_client is not None
-            if task == KEYS and BOOST in request.algorithm:
+            if task == KEYS and kind is RequestKind.BOOSTING:
                 self._boost(request)
             return self._sum_client(request)
         if task == BOOST:
@@ -197,11 +193,14 @@ class RoundHandler:
             "a step of boosting asks for a sum in its last message, or for none before",
         )
         if vector is not None:
-            self._sum_client.hold(request.round, {BOOST: vector}, request.run)
+            # The steps of boosting ask for the same rows again and again, so that the
+            # sums of all of them may be combined, whatever the job says of rounds.
+            update = {BOOST: vector}
+            self._sum_client.hold(request.round, update, request.run, scope=BOOST)
         elif self._boosting.own is not None:
             self._write_personal(self._boosting.own)
 
-    def _check(self, request: Request) -> int:
+    def _check(self, request: Request, kind: RequestKind) -> int:
         """Check that the job allows a request.
 
         Returns:
@@ -210,30 +209,26 @@ class RoundHandler:
         Raises:
             Refused: the job does not allow it.
         """
-        plan, task = self._plan, request.task
-        phase = request.algorithm.get("phase")
-        description = dict(request.algorithm)
-        description.pop(NEWCOMER, None)
-        description.pop(SUM, None)
-        boosts = description.pop(BOOST, None) is not None
-        mode = description.pop(MODE, "")
-        phases = range(len(plan.algorithm.phases()))
+        plan, task, settings = self._plan, request.task, request.algorithm
         refuse_unless(
-            isinstance(phase, int)
+            kind is not RequestKind.TABLE,
+            Refusal.UNKNOWN_TASK,
+            f"{task!r} is no task of a round",
+        )
+        phase, mode = settings.get("phase"), settings.get(MODE, "")
+        said = {name: settings[name] for name in METHOD_KEYS if name in settings}
+        phases = range(len(plan.algorithm.phases()))
+        # As text, in which 1, 1.0 and true differ.
+        refuse_unless(
+            type(phase) is int
             and phase in phases
             and mode in ("", *plan.phase(phase).modes)
-            and description == self._description(phase),
+            and json.dumps(said, sort_keys=True) == self._description(phase),
             Refusal.OTHER_METHOD,
             "the coordinator asks for another method, hyper-parameter or seed than this"
             " job's",
         )
         assert isinstance(phase, int)
-        refuse_unless(
-            task in TASKS,
-            Refusal.UNKNOWN_TASK,
-            f"this client does not know the task {task!r}; both sides need the same"
-            " release",
-        )
         refuse_unless(
             task != "evaluate" or plan.evaluate,
             Refusal.NOT_IN_JOB,
@@ -249,14 +244,18 @@ class RoundHandler:
             Refusal.NOT_IN_JOB,
             "the job does not let clients answer a probe openly",
         )
-        refuse_unless(
-            task != BOOST or boosts, Refusal.MALFORMED, "it names no step of boosting"
-        )
-        if not boosts:
+        if kind is RequestKind.ROUND:
             self._check_rounds(request)
+            refuse_unless(
+                INITIAL not in request.arrays
+                or (phase > 0 and request.state_round < 0),
+                Refusal.MALFORMED,
+                "only a later phase begins with a model that is sent, and only without a"
+                " state",
+            )
             return phase
         refuse_unless(
-            self._boosting is not None and task in (BOOST, *STAGES),
+            self._boosting is not None,
             Refusal.NOT_IN_JOB,
             "the job does not let clients boost trees",
         )
@@ -269,10 +268,11 @@ class RoundHandler:
         )
         return phase
 
-    def _description(self, phase: int) -> dict[str, Any]:
-        """What a request of a phase has to say about the method."""
+    def _description(self, phase: int) -> str:
+        """What a request of a phase has to say about the method, as JSON."""
         if phase not in self._descriptions:
-            self._descriptions[phase] = self._plan.describe(phase)
+            text = json.dumps(self._plan.describe(phase), sort_keys=True)
+            self._descriptions[phase] = text
         return self._descriptions[phase]
 
     def _check_rounds(self, request: Request) -> None:
@@ -284,7 +284,7 @@ class RoundHandler:
         """
         round, last = request.round, self._plan.rounds
         # After the last round models are evaluated and delivered.
-        is_training = request.task in ("client", *STAGES)
+        is_training = request.task in TRAINING
         refuse_unless(
             0 <= round < last or (round == last and not is_training),
             Refusal.ROUND,
@@ -363,7 +363,7 @@ class RoundHandler:
             draw_seed=self._draw_seed(request, states),
         )
         exchange = Exchange(
-            task=task,  # pyright: ignore[reportArgumentType] (checked against TASKS)
+            task=task,  # pyright: ignore[reportArgumentType] (checked by kind_of)
             algorithm=algorithm,
             cohort=cohort,
             downlink=read_downlink(request.arrays, request.algorithm.get(MODE, "")),

@@ -1,6 +1,5 @@
 """Reads a run directory."""
 
-import json
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,6 @@ from fedtailor.protocol.diagnostics import Diagnostic
 from fedtailor.report.units import Unit, unit_of
 from fedtailor.runs.summary import spread
 from fedtailor.storage.diagnostics import ARRAYS, DIAGNOSTICS, read_diagnostics
-from fedtailor.storage.digests import has_valid_digest
 from fedtailor.storage.run_files import (
     BASELINE,
     CLIENTS,
@@ -30,17 +28,10 @@ from fedtailor.storage.run_files import (
     SUMMARY,
     VALIDATION,
     ended_early,
+    read_summary,
     read_text,
     require_unchanged,
 )
-
-_SETTINGS = {
-    "run": ("seed", "evaluate_every", "participation"),
-    "algorithm": ("name",),
-    "model": ("architecture", "loss", "input_shape", "outputs", "dtype"),
-    "data": ("name", "clients"),
-}
-"""Settings that every manifest has."""
 
 
 @dataclass(frozen=True)
@@ -66,19 +57,7 @@ class StoredRun:
     @cached_property
     def summary(self) -> dict[str, Any]:
         """The summary of the run, or the reason why it diverged."""
-        summary: Any = read_text(self.path / SUMMARY, json.loads, "repeat the run")
-        require(
-            not isinstance(summary, dict) or has_valid_digest(summary),
-            f"{self.path / SUMMARY} is damaged; repeat the run",
-        )
-        is_summary = isinstance(summary, dict) and (
-            "diverged" in summary or isinstance(summary.get("metric"), str)
-        )
-        require(
-            is_summary,
-            f"{self.path / SUMMARY} is not the summary of a run; repeat the run",
-        )
-        return summary
+        return read_summary(self.path / SUMMARY)
 
     @property
     def diverged(self) -> bool:
@@ -89,18 +68,7 @@ class StoredRun:
     def manifest(self) -> dict[str, Any]:
         """Settings, data and versions."""
         require_unchanged(self.path / MANIFEST, self.summary)
-        manifest: Any = read_text(self.path / MANIFEST, tomllib.loads, "repeat the run")
-        # Manifests of version 0.1 have no digest that detects damage.
-        for name, settings in _SETTINGS.items():
-            table = manifest.get(name)
-            stored_settings = table if isinstance(table, dict) else {}
-            missing = [key for key in settings if key not in stored_settings]
-            require(
-                not missing,
-                f"{self.path / MANIFEST} has no {' and '.join(missing)} in [{name}];"
-                " repeat the run",
-            )
-        return manifest
+        return read_text(self.path / MANIFEST, tomllib.loads, "repeat the run")
 
     @property
     def seed(self) -> int:

@@ -152,17 +152,16 @@ def _client_scores(
         block[: len(block_rows)] = block_rows
         y = federation.y[block]
         y = y.astype(np.int32 if y.dtype.kind in "iub" else model.precision.sums)
-        with jax.disable_jit(model.in_python):
-            is_row = np.arange(_BLOCK) < len(block_rows)
-            scored, out = _block_scores(
-                model,
-                predictor,
-                normalization,
-                federation.x[block],
-                y,
-                is_row,
-                frozen_inputs(model),
-            )
+        is_row = np.arange(_BLOCK) < len(block_rows)
+        scored, out = _block_scores(
+            model,
+            predictor,
+            normalization,
+            federation.x[block],
+            y,
+            is_row,
+            frozen_inputs(model),
+        )
         logits.append(np.asarray(out)[: len(block_rows)])
         blocks.append(
             {

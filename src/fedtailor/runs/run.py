@@ -2,7 +2,6 @@
 
 import os
 import threading
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -275,7 +274,7 @@ def executor_of(
     folder = None if directory is None else Path(directory)
     if isinstance(federation, Share):
         return ShareExecutor(federation, model, settings, directory=folder)
-    executor_class = executor_kind(model, settings)
+    executor_class = executor_kind(settings)
     return executor_class(federation, model, settings, directory=folder)
 
 
@@ -536,20 +535,3 @@ def finished_run(training: Training[Any], executor: Executor) -> Exchanges[Run]:
     ledger = Ledger.from_frame(training.ledger.frame())
     yield from training.deliver(ledger)
     return Run(training, executor, ledger)
-
-
-def run_in(directory: Path | str, *arguments: Any, **options: Any) -> Run:
-    """`run(..., directory=directory)`, as 0.1.0 spelled it.
-
-    Raises:
-        ValueError, Diverged, Interrupted: as `run`.
-
-    Example:
-        >>> run = ft.run(ft.Ditto(), federation, ft.models.logistic(), rounds=2, directory="runs/ditto")
-    """
-    warnings.warn(
-        "run_in(DIR, ...) is run(..., directory=DIR) now",
-        DeprecationWarning,
-        stacklevel=2,
-    )
-    return run(*arguments, directory=directory, **options)

@@ -11,8 +11,14 @@ from typing import Any
 from fedtailor._files import file_digest, reason, translate_read_errors
 from fedtailor.federation.storage import load as load_federation
 from fedtailor.storage import export
-from fedtailor.storage.checkpoint import OLD_FORMAT, checkpoint_format, load_tree
-from fedtailor.storage.digests import SUMS, frame_digest, has_valid_digest, sums_of
+from fedtailor.storage.checkpoint import load_tree
+from fedtailor.storage.digests import (
+    DIGEST_KEY,
+    SUMS,
+    frame_digest,
+    has_valid_digest,
+    sums_of,
+)
 from fedtailor.storage.errors import Damaged
 from fedtailor.storage.final_models import RECORD, read_final
 from fedtailor.storage.run_files import (
@@ -30,11 +36,6 @@ from fedtailor.storage.run_files import (
     read_summary,
     read_text,
     require_unchanged,
-)
-
-WITHOUT_DIGESTS = (
-    ", of fedtailor 0.1, which kept no digests: nothing but that it can be read is"
-    " known"
 )
 
 
@@ -142,9 +143,7 @@ def _check_export(path: Path) -> str:
     manifest = path / export.MANIFEST
     if not manifest.exists():
         raise Damaged(f"{manifest} is missing; export the models again")
-    clients, has_digests = export.check_export(path)
-    note = "" if has_digests else WITHOUT_DIGESTS
-    return f"personal models of {clients} clients{note}"
+    return f"personal models of {export.check_export(path)} clients"
 
 
 def _check_final(path: Path) -> str:
@@ -173,8 +172,10 @@ def _check_onnx(path: Path) -> str:
 def _check_comparison(path: Path) -> str:
     # The runs of an index must have ended, so each has a summary.
     content = _read_json(path)
+    if DIGEST_KEY not in content:
+        raise Damaged(f"{path} has no digest: another version wrote it")
     cells = content["cells"]
-    for cell in (*cells, *content.get("baselines", ())):
+    for cell in (*cells, *content["baselines"]):
         if not (path.parents[1] / cell["run"] / SUMMARY).exists():
             raise Damaged(
                 f"{path} names the run {cell['run']}, which is not there; the same"
@@ -184,9 +185,12 @@ def _check_comparison(path: Path) -> str:
 
 
 def _read_json(path: Path) -> Any:
-    """Read a JSON file, and check its digest if it has one."""
+    """Read a JSON file, and check its digest.
+
+    Some files of a run have none, but one in the summary.
+    """
     content = read_text(path, json.loads, "repeat the command that wrote it")
-    if isinstance(content, dict) and not has_valid_digest(content):
+    if DIGEST_KEY in content and not has_valid_digest(content):
         raise Damaged(f"{path} is damaged (its digest is wrong)")
     return content
 
@@ -198,20 +202,18 @@ def _check_run(path: Path) -> str:
     ]
     if not checkpoints and not (path / SUMMARY).exists():
         return "a run that has not come to its first checkpoint"
-    is_old = any(checkpoint_format(path / name) == OLD_FORMAT for name in checkpoints)
-    if not is_old:
-        for name in checkpoints:
-            _check_checkpoint(path, name)
+    for name in checkpoints:
+        _check_checkpoint(path, name)
     for name in (CLIENTS, METRICS, LEDGER):
         read_frame(path / name)
     for file in sorted(path.glob("*.json")):
         _read_json(file)
     if not (path / SUMMARY).exists():
-        return f"an unfinished run{WITHOUT_DIGESTS if is_old else ''}"
+        return "an unfinished run"
     summary = read_summary(path / SUMMARY)
     # A checkpoint contains its own digest. The summary has the digests of all other
     # files.
-    for name in summary.get(DIGESTS, {}):
+    for name in summary[DIGESTS]:
         if not (path / name).exists():
             raise Damaged(f"{path / name} is missing; repeat the run")
         require_unchanged(path / name, summary)
@@ -220,7 +222,7 @@ def _check_run(path: Path) -> str:
         if "diverged" in summary
         else f"of {summary.get('rounds')} rounds"
     )
-    return f"a finished run {outcome}{'' if DIGESTS in summary else WITHOUT_DIGESTS}"
+    return f"a finished run {outcome}"
 
 
 def _check_checkpoint(path: Path, name: str) -> None:

@@ -36,8 +36,6 @@ from fedtailor.protocol import ServerState, state_name
 from fedtailor.storage.errors import Damaged, Unusable
 
 _FORMAT = "fedtailor checkpoint 2"
-OLD_FORMAT = "fedtailor checkpoint 1"
-"""The format of fedtailor 0.1, without digests."""
 
 _DAMAGE_ERRORS = (
     # safetensors: the file, or one of its arrays
@@ -132,11 +130,6 @@ def refuse_other_format(path: Path, file_format: str) -> None:
         Unusable: another version of fedtailor wrote the file.
         Damaged: the file is not a fedtailor checkpoint.
     """
-    if file_format == OLD_FORMAT:
-        raise Unusable(
-            f"{path} was written by fedtailor 0.1, whose runs can be reported but not"
-            f" resumed; name another directory{see('errors#a-run-of-another-version')}"
-        )
     if not file_format.startswith("fedtailor checkpoint "):
         raise Damaged(
             f"{path} is damaged (it is no checkpoint); remove the run's directory and"

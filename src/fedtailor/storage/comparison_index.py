@@ -38,8 +38,6 @@ class ScenarioUse:
     participation: int | float
     sampling: str = "uniform"
 
-    later_fields = ("sampling",)
-
 
 @dataclass(frozen=True)
 class MethodRun:
@@ -97,8 +95,6 @@ class CandidateRun:
     val: float | None
     chosen: bool
     rounds: int | None = None
-
-    later_fields = ("rounds",)
 
     def rounds_of(self, total_rounds: int) -> int:
         """The rounds that were trained, given the rounds of a complete run."""
@@ -230,7 +226,7 @@ def read_index(path: Path) -> Index:
         require(path.is_file(), f"{path} is no file")
         content = json.loads(path.read_bytes())
         index: Index = parse(Index, content)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} is no index of an experiment ({error})") from None
     require(
         has_valid_digest(content),

@@ -70,13 +70,10 @@ def with_digest(content: Mapping[str, Any]) -> dict[str, Any]:
     return {**entries, DIGEST_KEY: _json_digest(entries)}
 
 
-def has_valid_digest(content: Mapping[str, Any]) -> bool:
-    """Whether a JSON object matches the digest that it contains.
-
-    True for an object without a digest, which fedtailor 0.1 has written.
-    """
-    if DIGEST_KEY not in content:
-        return True
+def has_valid_digest(content: Any) -> bool:
+    """Whether content is a JSON object that matches the digest that it contains."""
+    if not isinstance(content, dict) or DIGEST_KEY not in content:
+        return False
     entries = {key: value for key, value in content.items() if key != DIGEST_KEY}
     return content[DIGEST_KEY] == _json_digest(entries)
 

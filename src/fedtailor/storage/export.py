@@ -27,7 +27,7 @@ from fedtailor.models import Architecture, Model
 from fedtailor.models.frozen_arrays import FrozenArrays
 from fedtailor.models.plain import model_from_plain, plain_model
 from fedtailor.protocol import Mixture, NearestNeighbors, Predictor, require
-from fedtailor.storage.digests import DIGEST_KEY, has_valid_digest, with_digest
+from fedtailor.storage.digests import has_valid_digest, with_digest
 from fedtailor.storage.frozen_file import FROZEN, read_frozen, write_frozen
 from fedtailor.storage.personal_model import PersonalModel
 from fedtailor.tables import Preprocessing
@@ -37,7 +37,6 @@ MANIFEST = "manifest.json"
 PREPROCESSING = "preprocessing.json"
 
 _FORMAT = "fedtailor personal models 2"
-_OLD_FORMAT = "fedtailor personal models 1"  # of fedtailor 0.1: without digests
 _NEIGHBOR_FIELDS = ("features", "labels", "held", "share", "scale")
 
 
@@ -188,7 +187,7 @@ def load_models(
             model,
             _read_frozen(path, manifest),
         )
-    # Manifests of fedtailor 0.1 have no digests, so a changed one may get here.
+    # Its digest is right, and yet it may have been written by something else.
     except (KeyError, TypeError, AttributeError, IndexError) as error:
         raise ValueError(
             f"{path} is damaged: {manifest_name} is not what was exported"
@@ -234,15 +233,15 @@ def read_export_manifest(path: Path, manifest_name: str = MANIFEST) -> dict[str,
         ) from None
     file_format = manifest.get("format") if isinstance(manifest, dict) else None
     require(
-        file_format in (_FORMAT, _OLD_FORMAT),
-        f"{path} holds no exported personal models of fedtailor",
+        file_format == _FORMAT,
+        f"{path} holds no personal models that this version of fedtailor can read;"
+        " export them again",
     )
-    if file_format == _FORMAT:
-        require(
-            DIGEST_KEY in manifest and has_valid_digest(manifest),
-            f"{path / manifest_name} is damaged (its digest is wrong); export the"
-            " models again",
-        )
+    require(
+        has_valid_digest(manifest),
+        f"{path / manifest_name} is damaged (its digest is wrong); export the models"
+        " again",
+    )
     return manifest
 
 
@@ -257,20 +256,18 @@ def _read(
         raise ValueError(
             f"{path} holds no exported models, or they are damaged ({reason(error)})"
         ) from None
-    if manifest["format"] == _FORMAT:
-        require(
-            arrays_digest("", arrays) == manifest.get("arrays"),
-            f"{path / MODELS} is damaged (its digest is wrong); export the models"
-            " again",
-        )
+    require(
+        arrays_digest("", arrays) == manifest.get("arrays"),
+        f"{path / MODELS} is damaged (its digest is wrong); export the models again",
+    )
     return manifest, arrays
 
 
-def check_export(path: Path) -> tuple[int, bool]:
+def check_export(path: Path) -> int:
     """Check an export.
 
     Returns:
-        The number of clients, and whether the export has digests.
+        The number of clients.
 
     Raises:
         ValueError: the export is damaged, or there is none.
@@ -278,7 +275,7 @@ def check_export(path: Path) -> tuple[int, bool]:
     manifest, _ = _read(path)
     _read_preprocessing(path, manifest)
     _read_frozen(path, manifest)
-    return len(manifest["clients"]), manifest["format"] == _FORMAT
+    return len(manifest["clients"])
 
 
 def _predictor_to_json(

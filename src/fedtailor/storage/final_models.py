@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from fedtailor.protocol import ConfigError, parse
-from fedtailor.storage.digests import DIGEST_KEY, has_valid_digest, with_digest
+from fedtailor.storage.digests import has_valid_digest, with_digest
 from fedtailor.storage.errors import Damaged
 from fedtailor.storage.run_files import SUMMARY, read_text
 
@@ -83,8 +83,7 @@ def read_final(directory: Path) -> FinalModels:
     """
     path = directory / RECORD
     content = read_text(path, json.loads, _ADVICE)
-    is_record = isinstance(content, dict) and content.get("format") == FORMAT
-    if not is_record or DIGEST_KEY not in content or not has_valid_digest(content):
+    if not has_valid_digest(content) or content.get("format") != FORMAT:
         raise Damaged(f"{path} is damaged (its digest is wrong); {_ADVICE}")
     try:
         record: FinalModels = parse(FinalModels, content)

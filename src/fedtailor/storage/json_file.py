@@ -49,13 +49,7 @@ def read_json(path: Path, file_format: str, again: str) -> dict[str, Any]:
         content = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} is damaged ({reason(error)}); {again}") from None
-    is_valid = (
-        isinstance(content, dict)
-        and content.get("format") == file_format
-        and DIGEST_KEY in content
-        and has_valid_digest(content)
-    )
-    if not is_valid:
+    if not has_valid_digest(content) or content.get("format") != file_format:
         raise ValueError(f"{path} is damaged (its digest is wrong); {again}")
     del content[DIGEST_KEY]
     return content

@@ -92,11 +92,10 @@ class PersonalModel:
         normalization = Normalization.of(
             self.shift, self.scale, self.model.precision.sums
         )
-        with jax.disable_jit(self.model.in_python):
-            found = _outputs(
-                self.model, self.predictor, normalization, x, frozen_inputs(self.model)
-            )
-            return np.asarray(found)
+        found = _outputs(
+            self.model, self.predictor, normalization, x, frozen_inputs(self.model)
+        )
+        return np.asarray(found)
 
     def probabilities(self, x: ArrayLike) -> NDArray[Any]:
         """Class probabilities [n, classes] for inputs x [n, ...]."""

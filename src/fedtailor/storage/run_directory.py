@@ -218,12 +218,9 @@ class RunDirectory:
         return False
 
     def _remove_leftovers(self) -> None:
-        """Remove temporary folders of killed processes, and temporary files of 0.1."""
+        """Remove temporary folders of killed processes."""
         if jax.process_index() == 0:
             remove_leftovers(self.path)
-            with self._disk_errors():
-                for name in (MANIFEST, CLIENTS, METRICS, LEDGER, CHECKPOINT, SUMMARY):
-                    (self.path / f".{name}.part").unlink(missing_ok=True)
 
     def save(self, training: Training) -> None:
         """Save the training up to the last finished round.
@@ -395,8 +392,7 @@ class RunDirectory:
             summary = read_summary(self.path / SUMMARY)
         except Unusable:
             return None
-        # Runs of fedtailor 0.1 and runs that diverged have only "rounds", the number of
-        # rounds done.
+        # Runs that diverged and baselines have only "rounds".
         requested_rounds = summary.get("asked_rounds", summary.get("rounds"))
         return summary if requested_rounds == rounds else None
 

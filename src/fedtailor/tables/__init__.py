@@ -7,8 +7,6 @@ before JAX is imported.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from fedtailor._renamed import old_names
-
 if TYPE_CHECKING:
     from fedtailor.tables.options import TableOptions as TableOptions
     from fedtailor.tables.options import TableTask as TableTask
@@ -30,8 +28,6 @@ _HOMES = {
     "stable_rate": "rates",
 }
 
-_old = old_names(__name__, Task="TableTask")
-
 __all__ = [
     "ENDINGS",
     "Preprocessing",
@@ -46,7 +42,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
-        return _old(name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
 
 

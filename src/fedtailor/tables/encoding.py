@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
-from jaxtyping import Float32
+from jaxtyping import Float
 from numpy.typing import NDArray
 
 from fedtailor.tables.kinds import Kind
@@ -72,7 +72,7 @@ class ColumnEncoding:
             return f"{self.fill:.6g}"
         return repr(self.fill)
 
-    def encode(self, values: pl.Series, out: Float32[NDArray, "rows inputs"]) -> None:
+    def encode(self, values: pl.Series, out: Float[NDArray, "rows inputs"]) -> None:
         """Encode parsed values, with null for missing cells, and write them to `out`.
 
         Unknown categories are encoded as "other", or as zeros if there is no such

@@ -283,7 +283,10 @@ class Preprocessing:
             if windowing is not None:
                 content["windowing"] = Windowing(**windowing)
             return cls(tuple(columns), TargetEncoding(**target), **content)
-        except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+        except (
+            *(json.JSONDecodeError, RecursionError),
+            *(KeyError, TypeError, AttributeError),
+        ) as error:
             raise ValueError(
                 f"this is no preprocessing, or a damaged one ({error}); write it again"
             ) from None

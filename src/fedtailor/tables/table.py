@@ -288,7 +288,7 @@ def _build(raw: RawTable, options: TableOptions, seed: int, all_rows: bool) -> T
     ]
     is_linear = encoding.task != "classification" and options.window is None
     if is_linear and not options.keep_correlated:
-        decorrelation = _fit_decorrelation(x, encodings, parts)
+        decorrelation = _fit_decorrelation(x, columns, encodings, parts)
         notes += decorrelation_notes(decorrelation, x.shape[1])
         if decorrelation is not None:
             decorrelation.apply(x)
@@ -610,7 +610,8 @@ def _standardize_target(
 
 def _fit_decorrelation(
     x: Float32[NDArray, "rows inputs"],
-    columns: Sequence[ColumnEncoding],
+    columns: Mapping[str, ParsedColumn],
+    encodings: Sequence[ColumnEncoding],
     parts: _Parts,
 ) -> Decorrelation | None:
     """Fit the decorrelation of encoded inputs of columns to the training rows.
@@ -622,7 +623,11 @@ def _fit_decorrelation(
         return fit_decorrelation(x[parts.rows[0]])
     if not can_decorrelate(x.shape[1]):
         return None
-    sums = [InputSums.of(x[rows], columns) for rows in parts.rows]
+    cells = [columns[encoding.name].values for encoding in encodings]
+    sums = [
+        InputSums.of([values[rows] for values in cells], encodings)
+        for rows in parts.rows
+    ]
     return reduce(add, sums).decorrelation()
 
 

@@ -61,8 +61,7 @@ class TargetEncoding:
     event: str = ""
 
     def __post_init__(self) -> None:
-        # Predictions are one column, and a column has one type. Files of older versions
-        # may hold labels of several types.
+        # Predictions are one column, and a column has one type.
         object.__setattr__(self, "classes", _of_one_type(self.classes))
 
     def encode(self, series: pl.Series) -> NDArray[Any]:

@@ -3,8 +3,10 @@
 All tests use these few shapes, so that they share compiled programs.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -18,6 +20,9 @@ from fedtailor import models
 from fedtailor.executors import DeviceExecutor, Settings
 from fedtailor.federation import Federation, Ragged
 from fedtailor.models import Model
+from fedtailor.models.layered import Layered
+from fedtailor.models.layers import Dense, InitStream, Relu, Reshape, Stack
+from fedtailor.models.normalization import BatchNorm
 from fedtailor.protocol import Algorithm, Answers, ClientRows, Cohort, drive
 from fedtailor.runs import simulate
 from fedtailor.training import Training
@@ -204,6 +209,30 @@ def softmax_model(dtype: Literal["float32", "float64"] = "float64") -> Model:
 def mlp_model() -> Model:
     """A network with a body and a head for `classification`."""
     return models.mlp(hidden=5).bind((4,), 3, dtype="float64")
+
+
+@dataclass(frozen=True)
+class Normalized(Layered):
+    """Batch normalisation between two dense layers."""
+
+    width: int = 4
+
+    def network(
+        self, input_shape: tuple[int, ...], outputs: int, stream: InitStream
+    ) -> Stack:
+        size, width = math.prod(input_shape), self.width
+        layers = [
+            Dense(size, width, stream),
+            BatchNorm(width),
+            Relu(),
+            Dense(width, outputs, stream),
+        ]
+        return Stack(layers if input_shape == (size,) else [Reshape((size,)), *layers])
+
+
+def normalized_model() -> Model:
+    """A network with batch normalisation for `classification`."""
+    return Normalized().bind((4,), 3, dtype="float64")
 
 
 def train(

@@ -519,6 +519,7 @@ def by_age(
     age: NDArray[np.int64],
     received: Downlink,
     newest: Downlink,
+    is_statistic: NDArray[np.bool_] | None = None,
 ) -> Update:
     """What the server averages in place of what clients sent (`LateClients`).
 
@@ -528,6 +529,8 @@ def by_age(
         age: [c] the age of each client's answer.
         received: what the clients received.
         newest: what the server would send them now.
+        is_statistic: `Cohort.is_statistic`. A change of running statistics from an older
+            model must not be added to the newest one: variances might become negative.
     """
     rows = update.get("model")
     weight = late.weights(age)
@@ -542,6 +545,8 @@ def by_age(
     start = w
     if late.step == "change":
         start = jnp.asarray(received_rows("model", update, received), sums)
+        if is_statistic is not None and len(is_statistic) == x.shape[-1]:
+            start = jnp.where(is_statistic, w, start)
     s = jnp.asarray(rows.to_rows(weight, fill=0.0), sums)[:, None]
     stays = rows.to_rows(is_whole, fill=True)[:, None]
     moved = (w + s * (x.astype(sums) - start)).astype(x.dtype)

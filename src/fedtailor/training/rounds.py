@@ -55,6 +55,7 @@ from fedtailor.protocol import (
     require,
     send,
 )
+from fedtailor.protocol.errors import negative_variance
 from fedtailor.training.late import (
     AnswerOrder,
     AnswerRecord,
@@ -69,6 +70,7 @@ from fedtailor.training.networks import check_networks
 from fedtailor.training.participation import Participation
 from fedtailor.training.privacy import privacy_account, promises_privacy
 from fedtailor.training.private_seed import private_seed
+from fedtailor.training.single_rows import note_single_rows
 from fedtailor.training.spec import Privacy, RunSpec
 
 ExecutorT = TypeVar("ExecutorT", bound=Executor)
@@ -181,6 +183,10 @@ class Rounds(Generic[ExecutorT]):
         self.seed = check_seed(seed)
         self.executor = executor
         self.model = model
+        self._is_statistic: NDArray[np.bool_] | None = None
+        if model.has_statistics:
+            self._is_statistic = np.zeros(model.size, bool)
+            self._is_statistic[model.statistics.indices] = True
         self.participation = participation
         self.uplink = uplink
         self.downlink = downlink
@@ -208,6 +214,8 @@ class Rounds(Generic[ExecutorT]):
             method.check(self.population)
             for transform in (*uplink, *downlink):
                 transform.check(method)
+        if model.has_statistics:
+            note_single_rows(methods, self.population)
         self.privacy = privacy_account(
             methods, uplink, downlink, participation, self.population
         )
@@ -371,7 +379,10 @@ class Rounds(Generic[ExecutorT]):
         answers = self._as_sums((yield exchange), cohort)
 
         # Up: all answers have arrived and are finite before the state changes.
-        server, uplink_state = self._aggregate_finite(downlink, exchange, answers)
+        try:
+            server, uplink_state = self._aggregate_finite(downlink, exchange, answers)
+        except Diverged as error:
+            raise self._explained(error, exchange.downlink) from None
         self.executor.commit(exchange, answers)
         self.server = server
         self.uplink_state = uplink_state
@@ -479,6 +490,17 @@ class Rounds(Generic[ExecutorT]):
         answers.require_finite()
         return aggregated
 
+    def _explained(self, error: Diverged, downlink: Downlink) -> Diverged:
+        """The error with the cause that the models sent to the clients tell."""
+        sent = downlink.streams.get("model")
+        if not self.model.has_statistics or sent is None:
+            return error
+        values = np.asarray(sent.values)
+        if values.shape[-1] != self.model.size:
+            return error
+        path = self.model.negative_variance(values)
+        return error if path is None else error.with_cause(negative_variance(path))
+
     def _aggregate(
         self, downlink: Downlink, exchange: Exchange, answers: Answers
     ) -> tuple[Any, list[Any]]:
@@ -504,7 +526,14 @@ class Rounds(Generic[ExecutorT]):
         )
         if self.late is not None and cohort.age is not None:
             newest = self.algorithm.broadcast(self.server, cohort)
-            update = by_age(self.late, update, cohort.age, exchange.downlink, newest)
+            update = by_age(
+                self.late,
+                update,
+                cohort.age,
+                exchange.downlink,
+                newest,
+                cohort.is_statistic,
+            )
         decoded = replace(answers, update=update)
         try:
             server = self.algorithm.server(self.server, downlink, decoded, cohort)
@@ -687,6 +716,7 @@ class Rounds(Generic[ExecutorT]):
             examples=self.population.examples,
             capacity=self.participation.capacity(len(clients)),
             public=self.population.public,
+            is_statistic=self._is_statistic,
         )
 
     def _new_exchange(

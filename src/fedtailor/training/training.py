@@ -23,6 +23,7 @@ from fedtailor.protocol import (
     ClientState,
     ClientTask,
     Cohort,
+    Diverged,
     Downlink,
     Exchange,
     Exchanges,
@@ -222,7 +223,10 @@ class Training(Rounds[ExecutorT]):
             received_through=self.downlink,
             metrics=self.measured if task == "evaluate" else (),
         )
-        return answers.require_finite()
+        try:
+            return answers.require_finite()
+        except Diverged as error:
+            raise self._explained(error, served.downlink) from None
 
     # evaluation
     # ----------------------------------------------------------------------------------

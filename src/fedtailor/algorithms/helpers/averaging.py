@@ -4,6 +4,7 @@ from typing import TypeVar
 
 import numpy as np
 from jaxtyping import Array, Float
+from numpy.typing import NDArray
 
 from fedtailor.aggregation import ServerOptimizer, mix
 from fedtailor.aggregation.server_optimizer import State
@@ -28,6 +29,7 @@ def average_step(
     optimizer: ServerOptimizer,
     models: ClientRows,
     weights: Float[np.ndarray, "s c"],
+    is_statistic: NDArray[np.bool_] | None,
 ) -> Averaged:
     """One step of every stream's model towards a weighted average of clients' models.
 
@@ -39,6 +41,7 @@ def average_step(
         models: x, the models that the clients sent [c, d].
         weights: W, whose rows sum to 1 or are zero. A stream with a row of zeros keeps
             its model and its optimiser state.
+        is_statistic: `Cohort.is_statistic`, for the entries of these models.
 
     Returns:
         The server with a new `model` and `optimizer`.
@@ -46,5 +49,7 @@ def average_step(
     average = mix(server.model, models, weights)
     # A stream without reporters takes no step, not even by its momentum.
     is_updated = np.any(weights, axis=1)
-    state, model = optimizer.apply(server.optimizer, server.model, average, is_updated)
+    state, model = optimizer.apply(
+        server.optimizer, server.model, average, is_updated, is_statistic
+    )
     return server.replace(model=model, optimizer=state)

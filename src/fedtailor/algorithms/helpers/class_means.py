@@ -9,8 +9,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 from numpy.typing import NDArray
 
-from fedtailor.algorithms.helpers.own_steps import loop_over_batches
-from fedtailor.protocol import SGD, Answers, Batch, LocalTrainer
+from fedtailor.algorithms.helpers.own_steps import pass_over_samples
+from fedtailor.protocol import Answers, Batch, LocalTrainer
 
 T = TypeVar("T")
 
@@ -50,7 +50,7 @@ def class_sums(
     example = local.draw("class means", 0, 1)
     z = jax.eval_shape(local.features, params, example.x)
     total = jnp.zeros((classes, int(np.prod(z.shape[1:])) + 1), z.dtype)
-    total = loop_over_batches(local, total, add, SGD(batch_size=batch_size))
+    total = pass_over_samples(local, total, add, batch_size)
     return total / jnp.maximum(local.size, 1)
 
 

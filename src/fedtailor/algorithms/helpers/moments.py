@@ -8,9 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from fedtailor.algorithms.helpers.own_steps import loop_over_batches
+from fedtailor.algorithms.helpers.own_steps import pass_over_samples
 from fedtailor.protocol import (
-    SGD,
     Batch,
     LocalTrainer,
     Params,
@@ -83,8 +82,7 @@ def sums_of_moments(
 
     zero_sums = jnp.zeros((inputs + 1, inputs + 1 + targets), sums_type(theta))
     start = zero_sums, jnp.zeros((), sums_type(theta))
-    one_pass = SGD(batch_size=batch_size)
-    return loop_over_batches(local, start, add, one_pass, purpose="moments")
+    return pass_over_samples(local, start, add, batch_size, purpose="moments")
 
 
 def loss_by_moments(

@@ -42,6 +42,18 @@ def loop_over_batches(
     )
 
 
+def pass_over_samples(
+    local: LocalTrainer,
+    carry: Carry,
+    step: Callable[[Carry, Batch, Int[Array, ""]], Carry],
+    batch_size: int,
+    purpose: str = "batches",
+) -> Carry:
+    """`local.loop` over every training sample of the client once, training nothing."""
+    steps = -(-local.size // batch_size)
+    return local.loop(carry, step, steps, batch_size, whole=True, purpose=purpose)
+
+
 def add_penalty(
     gradient: Params, params: Params, sgd: SGD, local: LocalTrainer
 ) -> Params:

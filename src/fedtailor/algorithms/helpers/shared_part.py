@@ -3,6 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
+from numpy.typing import NDArray
 
 from fedtailor.aggregation import ServerOptimizer
 from fedtailor.algorithms.helpers.averaging import AveragedModels, average_step
@@ -62,6 +63,7 @@ class SharedPart(AveragedModels):
         optimizer: ServerOptimizer,
         parts: ClientRows,
         weights: Float[np.ndarray, "1 c"],
+        is_statistic: NDArray[np.bool_] | None,
     ) -> "SharedPart":
         """The state after FedAvg's server step on the shared part.
 
@@ -69,10 +71,13 @@ class SharedPart(AveragedModels):
             optimizer: the server's.
             parts: what the clients sent [c, d_part].
             weights: of the average.
+            is_statistic: `Cohort.is_statistic`.
         """
         part = self.part
+        if is_statistic is not None:
+            is_statistic = part.take(is_statistic)
         before = AveragedModels(part.take(self.model), self.optimizer)
-        after = average_step(before, optimizer, parts, weights)
+        after = average_step(before, optimizer, parts, weights, is_statistic)
         model = part.put(self.model, after.model)
         return self.replace(model=model, optimizer=after.optimizer)
 

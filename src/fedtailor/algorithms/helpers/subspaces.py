@@ -8,8 +8,8 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from fedtailor.algorithms.helpers.decompositions import eigh, orthonormalize
-from fedtailor.algorithms.helpers.own_steps import loop_over_batches
-from fedtailor.protocol import SGD, Batch, LocalTrainer
+from fedtailor.algorithms.helpers.own_steps import pass_over_samples
+from fedtailor.protocol import Batch, LocalTrainer
 
 _ITERATIONS = 40
 """Iterations of the subspace iteration. Each is a pass over a client's inputs.
@@ -19,7 +19,7 @@ largest singular value outside of the iterated subspace.
 """
 _EXTRA_VECTORS = 4
 """Vectors that are iterated in addition to the requested ones, for a smaller s'."""
-_ONE_PASS = SGD(batch_size=64)
+_BATCH = 64
 """The batches of these passes."""
 
 
@@ -57,7 +57,7 @@ def leading_vectors(
             return total.at[batch.y].add(x[:, :, None] * products[:, None])
 
         zero = jnp.zeros_like(basis)
-        return loop_over_batches(local, zero, add, _ONE_PASS, purpose="pacfl")
+        return pass_over_samples(local, zero, add, _BATCH, purpose="pacfl")
 
     def iterate(_: Any, basis: Array) -> Array:
         # Without orthonormalisation all columns would converge to the first vector.

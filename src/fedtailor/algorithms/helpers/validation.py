@@ -40,6 +40,7 @@ def validation_error(
         add,
         one_pass,
         _BATCH,
+        whole=True,
         purpose="validation",
         split="val",
     )

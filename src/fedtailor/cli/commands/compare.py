@@ -8,8 +8,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from fedtailor._printable import say, say_block
 from fedtailor.cli.advice import as_typed, as_typed_text
 from fedtailor.cli.commands.finalize import say_models, write_final
@@ -185,7 +183,7 @@ def _print_plan(comparison: Comparison, options: Options) -> int:
     settings = sum(len(method.candidates) for method in experiment.methods)
     with progress_over_settings(experiment.name, settings) as progress:
         plan = list(comparison.plan(progress))
-    devices = options.devices or len(jax.devices())
+    devices = options.devices or Settings().mesh().size
     content = _plan_as_dict(experiment.name, plan, devices)
     if options.json:
         say_block(json.dumps(content))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import numpy as np
 import tyro
 
+from fedtailor._choice import MachineFailed
 from fedtailor._memory import save_memory
 from fedtailor._printable import csv_of_frame, say, say_block, say_status
 from fedtailor.cli.commands._federation_admin import (
@@ -253,6 +254,8 @@ def federation(arguments: list[str]) -> int:
     save_memory()
     try:
         return run(parse(options, rest, f"fedtailor federation {name}"))
+    except MachineFailed:
+        raise
     except (RuntimeError, TimeoutError) as error:
         raise ValueError(str(error)) from error
 
@@ -455,7 +458,9 @@ def _init_policy(kit: "Kit") -> int:
 
 def _say_policy(policy: "Policy", job: "Job") -> None:
     """Prints what a policy allows, and whether it allows the job."""
-    for line in policy.describe(job):
+    from fedtailor.remote.promises import said
+
+    for line in (*policy.describe(job), *said(policy, job)):
         say(f"  {line}")
     try:
         policy.check_job(job)
@@ -487,7 +492,7 @@ def _audit(options: AuditOptions) -> int:
     from fedtailor.remote.audit import read_audit
     from fedtailor.remote.client import account_of
     from fedtailor.remote.kit import read_kit
-    from fedtailor.remote.policy import TRAINING
+    from fedtailor.remote.request_kind import TRAINING
 
     kit = read_kit(options.kit)
     entries = list(read_audit(kit.state))
@@ -582,7 +587,7 @@ def _threshold(path: Path, name: str, coverage: float) -> float:
     require(
         (path / CALIBRATION).exists(),
         "sets and intervals are from this client's validation rows, of classes or one"
-        " number; the job has none, or an older version trained the model",
+        " number; the job has none",
     )
     threshold = read_calibration(path).own_threshold(name, coverage)
     rows = threshold.rows

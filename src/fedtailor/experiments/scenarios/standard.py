@@ -1,9 +1,10 @@
 """The splits of pFedMe and PFLlib, which most papers on personalization use."""
 
+import inspect
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
-from typing import Literal
+from functools import partial, wraps
+from typing import Any, Literal
 
 import fedtailor.algorithms as methods
 from fedtailor.experiments.scenario import Scenario, defaults_with
@@ -18,7 +19,7 @@ from fedtailor.federation import (
     datasets,
     from_partition,
 )
-from fedtailor.models import cnn, logistic
+from fedtailor.models import cnn_5x5, logistic
 from fedtailor.protocol import SGD, Algorithm
 
 
@@ -139,6 +140,20 @@ def pfllib(
     )
 
 
+def _pfllib_of(name: str, read: Callable[[], Dataset]) -> Callable[..., Federation]:
+    """`pfllib` for one data set, with a help text of its own."""
+
+    @wraps(pfllib)
+    def build(seed: int = 0, **options: Any) -> Federation:
+        return pfllib(read, seed, **options)
+
+    build.__name__ = build.__qualname__ = name.replace("-", "_")
+    build.__signature__ = inspect.signature(partial(pfllib, read))  # type: ignore[attr-defined]
+    documented = "        read: the data set.\n"
+    build.__doc__ = (pfllib.__doc__ or "").replace(documented, "")
+    return build
+
+
 def _pfedme(inner: SGD, lam: float, meta: SGD, alpha: float) -> dict[str, Algorithm]:
     """pFedMe and Per-FedAvg as tuned in the authors' repository."""
     return {
@@ -182,8 +197,8 @@ SCENARIOS = (
             name,
             f"{data} over 20 clients, two classes each or in Dirichlet(0.1)"
             " proportions",
-            partial(pfllib, read),
-            cnn(),
+            _pfllib_of(name, read),
+            cnn_5x5(hidden=512),
             2000,
             {},
             defaults_with(PFLLIB),

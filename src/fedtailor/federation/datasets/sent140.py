@@ -29,7 +29,6 @@ from fedtailor.federation.datasets.store import (
     file_exists,
     read,
 )
-from fedtailor.federation.deprecated import renamed
 from fedtailor.protocol import check_choice, require
 
 _SUBSET = Source(
@@ -59,7 +58,6 @@ _TOKEN = re.compile(r"https?://\S+|@\w+|[#]?\w+(?:'\w+)?|[^\w\s]+")
 
 
 @register(_SUBSET, _ORIGINAL)
-@renamed(least="min_samples")
 def sent140(
     features: Literal["words", "tokens"] = "words",
     *,

@@ -14,6 +14,7 @@ import fedtailor.models.pytorch.sequences
 import fedtailor.models.pytorch.shapes  # noqa: F401  (these register their operations)
 from fedtailor.models.pytorch.operations import (
     OPERATIONS,
+    DependsOnValues,
     MissingOperation,
     Operation,
     Ref,
@@ -73,7 +74,7 @@ def export_program(module: TorchModuleType, example: Tensor, training: bool) -> 
         raise
     except Exception as error:  # PyTorch raises many kinds, with pages of advice
         if "data-dependent" in str(error):
-            raise Unsupported(
+            raise DependsOnValues(
                 "what its code does depends on values (an if, a loop, .item() or the"
                 f" number of rows that a mask selects){_place(error)}"
             ) from None

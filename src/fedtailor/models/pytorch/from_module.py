@@ -1,11 +1,9 @@
-"""`from_torch`: a PyTorch module as a model, converted or run by PyTorch itself; and
-models as state dicts.
-"""
+"""`from_torch`: a PyTorch module as a model; and models as state dicts."""
 
 from collections.abc import Callable, Mapping, Sequence
 from inspect import signature
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -16,16 +14,13 @@ from fedtailor._files import atomic_write
 from fedtailor.models.model import Model
 from fedtailor.models.pytorch.check import check_conversion
 from fedtailor.models.pytorch.convert import convert, export_program, is_mixing
-from fedtailor.models.pytorch.engine import TorchEngine
-from fedtailor.models.pytorch.inspection import inspect_module, require_trainable
+from fedtailor.models.pytorch.inspection import require_trainable, statistics_of
 from fedtailor.models.pytorch.module import MICRO_BATCH, TorchModule
-from fedtailor.models.pytorch.operations import MissingOperation, Unsupported
+from fedtailor.models.pytorch.operations import Unsupported
 from fedtailor.models.pytorch.optional import Tensor, TorchModuleType, pytorch
 from fedtailor.models.pytorch.start import Start, first_line, initializer
-from fedtailor.protocol import check_choice, require
+from fedtailor.protocol import require
 
-ENGINES = ("jax", "torch")
-"""What can run a module: JAX, after a conversion, or PyTorch."""
 OTHER_FORMATS = (".pt", ".pth", ".ckpt", ".bin", ".pkl", ".npz", ".npy", ".h5", ".onnx")
 """Endings of files that are no safetensors."""
 
@@ -36,24 +31,17 @@ def from_torch(
     *,
     pretrained: bool | None = None,
     check: bool = True,
-    engine: Literal["jax", "torch"] = "jax",
-) -> TorchModule | TorchEngine:
+) -> TorchModule:
     """A PyTorch module as a model; for example
 
         models.from_torch(lambda: MyNet(classes=10), torch.zeros(1, 3, 32, 32))
 
-    By default the module is converted to JAX, and trained as fast as the models of this
+    The module is converted to JAX, and trained as fast as the models of this
     library. `torch.export` traces it once in training and once in evaluation mode, and
     its operations are replaced by JAX's, convolutions by this library's own. The
     conversion is checked against PyTorch in double precision on a random batch: outputs,
     gradients and running statistics must agree to 1e-5 relative in both modes, without
     dropout. PyTorch is needed to draw initial parameters, but not for training.
-
-    With `engine="torch"`, PyTorch itself trains the module, which may then be one that
-    cannot be converted. It does the local training, losses, gradients and predictions of
-    one client after another on the CPU. Everything else is as for other models. Both
-    engines end at the same model up to rounding, unless there is dropout, for which they
-    draw different random numbers.
 
     Running statistics of BatchNorm are entries of theta. Parameters with
     `requires_grad=False` and other buffers do not change. Models of the same function
@@ -71,16 +59,14 @@ def from_torch(
             layers.
         check: compare the conversion with PyTorch. Turn this off only to save time for a
             module that has passed the check.
-        engine: "jax" converts the module, "torch" has PyTorch train it.
 
     Returns:
         The architecture; `bind` it to inputs, or pass it to `run`.
 
     Raises:
         ValueError: PyTorch is missing; the module cannot be converted (the message
-            names the operation), or the result differs from PyTorch's; or, with
-            `engine="torch"`, it has parameters that are not float32 on the CPU, fails
-            on the example or does not give one tensor [b, ...].
+            names the operation and what to change), or the result differs from
+            PyTorch's.
 
     Example:
         >>> import torch
@@ -89,7 +75,6 @@ def from_torch(
         15
     """
     torch = pytorch()
-    check_choice(engine, ENGINES, "engine")
     instance: Any = module if isinstance(module, torch.nn.Module) else _made(module)
     if not isinstance(instance, torch.nn.Module):
         raise ValueError(
@@ -107,22 +92,12 @@ def from_torch(
     if pretrained is None:
         pretrained = instance is module
     make = None if pretrained else initializer(module, instance)
-    facts = inspect_module(instance, example)
-    if engine == "torch":
-        start = Start(make, instance, [path for path, _ in facts.shapes])
-        return TorchEngine(repr(instance), start, facts, start.constants())
+    statistics = statistics_of(instance, example)
     try:
-        return _convert(instance, make, example, facts.statistics, check)
+        return _convert(instance, make, example, statistics, check)
     except Unsupported as error:
-        advice = "; replace it in the module, or let"
-        if isinstance(error, MissingOperation):
-            advice = (
-                "; replace it in the module, register it with"
-                " fedtailor.models.pytorch.operation, or let"
-            )
         raise ValueError(
-            f"{name} cannot be converted: {error}{advice} PyTorch train the module,"
-            ' which is slower: from_torch(..., engine="torch")'
+            f"{name} cannot be converted: {error}; {error.advice}"
             f"{see('models-pytorch#what-cannot-be-converted')}"
         ) from None
 
@@ -224,7 +199,7 @@ def state_dict(model: Model, theta: ArrayLike) -> dict[str, NDArray[Any]]:
         >>> list(ft.models.state_dict(model.bind((4,), 3), np.zeros(15)))
         ['weight', 'bias']
     """
-    if not isinstance(model.architecture, TorchModule | TorchEngine):
+    if not isinstance(model.architecture, TorchModule):
         raise ValueError(
             "this model does not come from from_torch, so that there is no state dict"
             " of it"

@@ -1,64 +1,29 @@
-"""The layers and properties of a PyTorch module, found by running it, for modules that
-PyTorch itself trains.
+"""What makes a PyTorch module impossible to train, and its running statistics, found by
+running it.
 """
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
-from fedtailor.models.pytorch.check import BATCH, random_like
+from fedtailor.models.pytorch.check import random_like
 from fedtailor.models.pytorch.optional import Tensor, TorchModuleType, pytorch
 from fedtailor.models.pytorch.start import (
     COUNTER,
     copy_module,
     first_line,
-    owner_of,
 )
 from fedtailor.protocol import require
 
 
-@dataclass(frozen=True)
-class Facts:
-    """Properties of a module.
-
-    Attributes:
-        shapes: (path, shape) of trained parameters and running statistics, sorted by
-            path, which is their order in theta.
-        statistics: paths of the running statistics: the buffers that a pass in training
-            mode changes.
-        head: path of the last layer with a trained matrix, if it is a dense one that is
-            called once; else None.
-        norms: paths of normalisation layers.
-        order: layers with parameters, in the order in which they are last called.
-        stochastic: whether training differs from evaluation by more than statistics
-            (dropout).
-        example_shape: shape of one input.
-        integers: whether inputs are integers (tokens).
-        output_shape: shape of one example's outputs.
-        feature_shape: shape of the head's input for one example; None without a head.
-    """
-
-    shapes: tuple[tuple[str, tuple[int, ...]], ...]
-    statistics: tuple[str, ...]
-    head: str | None
-    norms: tuple[str, ...]
-    order: tuple[str, ...]
-    stochastic: bool
-    example_shape: tuple[int, ...]
-    integers: bool
-    output_shape: tuple[int, ...]
-    feature_shape: tuple[int, ...] | None
-
-
-def inspect_module(module: TorchModuleType, example: Tensor) -> Facts:
-    """Find the properties of a module by running a copy of it in both modes.
+def statistics_of(module: TorchModuleType, example: Tensor) -> tuple[str, ...]:
+    """The paths of the running statistics, sorted: of the buffers that a pass in training
+    mode changes. A copy of the module is run in both modes.
 
     Raises:
         ValueError: it cannot be trained; the message says why, in one line.
     """
-    torch, name = pytorch(), type(module).__name__
+    name = type(module).__name__
     trained = [
         path for path, parameter in module.named_parameters() if parameter.requires_grad
     ]
@@ -66,13 +31,10 @@ def inspect_module(module: TorchModuleType, example: Tensor) -> Facts:
     module = copy_module(module)
     x = random_like(example).to(example.dtype)
 
-    # A pass in evaluation mode must neither change buffers nor draw random numbers. The
-    # buffers that a pass in training mode changes are statistics, and if it draws random
-    # numbers there is dropout.
-    calls = _Calls(module)
+    # A pass in evaluation mode must neither change buffers nor draw random numbers.
     before = _buffers(module)
     parameters = {path: one.detach().clone() for path, one in module.named_parameters()}
-    evaluation, is_random = run_example(module, x, training=False, name=name)
+    is_random = _run_example(module, x, training=False, name=name)
     require(
         not is_random,
         f"{name} draws random numbers in evaluation mode, where outputs must be fixed;"
@@ -84,10 +46,9 @@ def inspect_module(module: TorchModuleType, example: Tensor) -> Facts:
         f"{name} changes its buffer {next(iter(changed), '')!r} in evaluation mode,"
         " where it must stay",
     )
-    calls.remove()
     # What the first pass sets stays, such as the size of a cache.
     numbers, written = _numbers(module), _versions(module)
-    outputs, stochastic = run_example(module, x, training=True, name=name)
+    _run_example(module, x, training=True, name=name)
     # PyTorch does not count how often BatchNorm writes its statistics.
     changed = {*_changed(before, module), *_written(written, module)}
     statistics = tuple(sorted(path for path in changed if not path.endswith(COUNTER)))
@@ -115,27 +76,7 @@ def inspect_module(module: TorchModuleType, example: Tensor) -> Facts:
         f"{name} changes its parameter {next(iter(changed_parameter), '')!r} itself, and"
         " not by a gradient; take what changes it (max_norm of an embedding, say) out",
     )
-    # Randomness that does not come from PyTorch's generator changes the outputs. This
-    # cannot be seen if there are statistics, which change them, too.
-    if not statistics:
-        stochastic = stochastic or not torch.equal(outputs, evaluation)
-    shapes = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    head = calls.head(trained)
-    return Facts(
-        shapes=tuple(
-            (path, tuple(shapes[path].shape))
-            for path in sorted([*trained, *statistics])
-        ),
-        statistics=statistics,
-        head=head,
-        norms=_norms(module),
-        order=calls.order([*trained, *statistics]),
-        stochastic=stochastic,
-        example_shape=tuple(example.shape[1:]),
-        integers=not example.is_floating_point(),
-        output_shape=tuple(evaluation.shape[1:]),
-        feature_shape=None if head is None else tuple(calls.inputs[head].shape[1:]),
-    )
+    return statistics
 
 
 def require_trainable(module: TorchModuleType) -> None:
@@ -175,83 +116,11 @@ def require_trainable(module: TorchModuleType) -> None:
         )
 
 
-class _Calls:
-    """Records which layers a pass calls, and in which order."""
-
-    def __init__(self, module: TorchModuleType) -> None:
-        self._modules = dict(module.named_modules())
-        self._paths = {id(layer): path for path, layer in self._modules.items()}
-        self._called: list[str] = []
-        self._outputs: dict[str, Any] = {}
-        self.inputs: dict[str, Tensor] = {}
-        self._hooks = [
-            layer.register_forward_hook(self._record) for layer in module.modules()
-        ]
-
-    def _record(
-        self, layer: TorchModuleType, arguments: Sequence[Any], outputs: Any
-    ) -> None:
-        path = self._paths[id(layer)]
-        self._called.append(path)
-        if arguments:
-            self.inputs[path] = arguments[0]
-        self._outputs[path] = outputs
-
-    def remove(self) -> None:
-        for hook in self._hooks:
-            hook.remove()
-
-    def head(self, trained: Sequence[str]) -> str | None:
-        """The last layer with a trained matrix, if it is a dense one with a matrix of its
-        own that is called once, with one row for each example; else None.
-        """
-        parameters = dict(self._modules[""].named_parameters())
-        matrices: dict[str, list[Tensor]] = {}
-        for path in trained:
-            if parameters[path].ndim > 1:
-                matrices.setdefault(owner_of(path), []).append(parameters[path])
-        called = [path for path in self._called if path in matrices]
-        if not called or called.count(called[-1]) > 1:
-            return None
-        last = called[-1]
-        given, outputs = self.inputs.get(last), self._outputs[last]
-        if not hasattr(outputs, "shape") or getattr(given, "ndim", 0) != outputs.ndim:
-            return None
-        assert given is not None
-        sizes = {given.shape[-1], outputs.shape[-1]}
-        is_dense = any(set(matrix.shape) == sizes for matrix in matrices[last])
-        all_layers = self._modules[""].named_parameters(remove_duplicate=False)
-        owners = {
-            owner_of(path)
-            for path, parameter in all_layers
-            if any(parameter is matrix for matrix in matrices[last])
-        }
-        is_head = is_dense and len(owners) == 1 and len(given) == BATCH
-        return last if is_head and given.ndim > 1 else None
-
-    def order(self, paths: Sequence[str]) -> tuple[str, ...]:
-        """The layers that own these parameters, in the order of their last calls.
-
-        A layer that is never called counts as called with the layer around it.
-        """
-        last_call = {path: index for index, path in enumerate(self._called)}
-
-        def call_index(layer: str) -> int:
-            while layer and layer not in last_call:
-                layer = layer.rpartition(".")[0]
-            return last_call[layer]
-
-        layers = dict.fromkeys(path.rpartition(".")[0] for path in sorted(paths))
-        return tuple(sorted(layers, key=call_index))
-
-
-def run_example(
-    module: TorchModuleType, x: Tensor, training: bool, name: str
-) -> tuple[Tensor, bool]:
+def _run_example(module: TorchModuleType, x: Tensor, training: bool, name: str) -> bool:
     """Run a module on a batch.
 
     Returns:
-        The outputs, and whether random numbers were drawn.
+        Whether random numbers were drawn.
 
     Raises:
         ValueError: the module fails, or does not give one tensor [b, ...] of
@@ -282,7 +151,7 @@ def run_example(
         f"{name} gives outputs that do not depend on its parameters: no gradient"
         " reaches them",
     )
-    return outputs.detach(), is_random
+    return is_random
 
 
 def _buffers(module: TorchModuleType) -> dict[str, Tensor]:
@@ -326,15 +195,6 @@ def _written(
         for path, (tensor, version) in before.items()
         if now[path][0] is not tensor or now[path][1] != version
     ]
-
-
-def _norms(module: TorchModuleType) -> tuple[str, ...]:
-    """The paths of the normalisation layers."""
-    nn = pytorch().nn
-    kinds = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
-    return tuple(
-        path for path, layer in module.named_modules() if isinstance(layer, kinds)
-    )
 
 
 def _require_separate(

@@ -26,9 +26,26 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 class Unsupported(ValueError):
     """An operation, or a use of one, that cannot be converted to JAX."""
 
+    advice = "replace it in the module"
+    """What its author can do."""
+
 
 class MissingOperation(Unsupported):
     """An operation that is not in `OPERATIONS`."""
+
+    advice = (
+        "replace it in the module, or register it with"
+        " fedtailor.models.pytorch.operation"
+    )
+
+
+class DependsOnValues(Unsupported):
+    """Code that does something else for other values."""
+
+    advice = (
+        "take torch.where in place of an if, and a fixed number of steps in place of a"
+        " loop that stops by a value"
+    )
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Initial parameters and inputs of PyTorch modules, for both engines."""
+"""Initial parameters and inputs of PyTorch modules."""
 
 import copy
 import hashlib

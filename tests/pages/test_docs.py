@@ -16,12 +16,12 @@ import pytest
 
 import fedtailor
 import fedtailor as ft
-from conformance.examples import OPT_OUTS, OWN_STEPS, opt_outs_table
+from conformance.examples import OPT_OUTS, opt_outs_table
 from conformance.methods import methods_table
 from fedtailor.protocol import Algorithm
 from fedtailor.testing import CHECKS
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGES = {
     page.name: page
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
@@ -43,6 +43,7 @@ RUN = {
     "models-trained.md": 2,
     "series.md": 1,
     "survival.md": 1,
+    "theory.md": 1,
 }
 """Page -> how many blocks of Python the tests below run. A page that gains one is to be
 run, too.
@@ -107,6 +108,11 @@ def test_the_readme_fits_on_two_screens():
     lines = PAGES["README.md"].read_text().splitlines()
     assert len(lines) <= 100
     assert max(len(line) for line in lines if not line.startswith("|")) <= 120
+
+
+def test_theory(capsys):
+    execute("theory.md")
+    assert capsys.readouterr().out == blocks("theory.md", "text")[0]
 
 
 @pytest.mark.slow
@@ -227,17 +233,8 @@ def test_parts_of_models(capsys):
     assert capsys.readouterr().out == "".join(blocks("models.md", "text")[:PARTS])
 
 
-def test_methods_of_own_steps_are_those_that_take_them():
-    """As tests/models/test_torch_engine.py finds out."""
-    row = re.search(
-        r"^\| (.+) \| their own steps",
-        PAGES["models-pytorch.md"].read_text(),
-        re.MULTILINE,
-    )[1]
-    assert set(re.findall(r"`([\w-]+)`", row)) == OWN_STEPS
-
-
 @pytest.mark.slow
+@pytest.mark.extra
 def test_pytorch_modules(tmp_path, monkeypatch, capsys):
     pytest.importorskip("torch", reason="PyTorch (the extra `torch`) is not installed")
     monkeypatch.chdir(tmp_path)
@@ -249,7 +246,7 @@ def test_pytorch_modules(tmp_path, monkeypatch, capsys):
             names["converted"] = names["own"].model, jnp.asarray(names["own"].predictor)
     shown = [*blocks("models.md", "text")[PARTS:], *blocks("models-pytorch.md", "text")]
     assert capsys.readouterr().out == "".join(shown)
-    reader, images = names["Reader"](), names["images"]
+    reader, images = names["SteadyReader"](), names["images"]
     reader.load_state_dict(names["load_file"]("reader-3.safetensors"))
     theirs = reader(names["inputs"]).detach().numpy()
     np.testing.assert_allclose(

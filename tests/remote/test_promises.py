@@ -1,0 +1,225 @@
+"""A client answers what its policy allows, and nothing else: policies and jobs are drawn,
+and what leaves is compared with the table that docs/privacy.md shows.
+"""
+
+import re
+import tempfile
+from datetime import datetime
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedtailor.remote.boosting_wire import BOOST
+from fedtailor.remote.messages import Request, decode_reply, encode_request
+from fedtailor.remote.plan import plan_of
+from fedtailor.remote.policy import Policy
+from fedtailor.remote.promises import PROMISES, said
+from fedtailor.remote.refusals import Refusal, Refused
+from fedtailor.remote.request_kind import TABLE_TASKS, TASKS
+from fedtailor.remote.secure_sums import KEYS, SHARES, STAGES, SUM, UNMASK, VECTORS
+from remote.jobs import Clients
+from remote.test_policy import NOISY, PRIVATE, SECURE, UCFL
+from remote.test_policy import job_of as job_of_text
+
+PRIVACY_PAGE = Path(__file__).parents[2] / "docs" / "privacy.md"
+METHODS = {
+    "fedavg": 'use = "fedavg"',
+    "private": PRIVATE,
+    "ucfl": UCFL,
+}
+
+
+@cache
+def job_of(method, sums, noise, federated, evaluate, trees):
+    """A job that asks for some things; None if no job can ask for all of them."""
+    privacy = [SECURE] * sums + ['probe = "open"'] * (sums and method == "ucfl")
+    privacy += [NOISY] * noise + ["[boosting]\ntrees = 10"] * trees
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            return job_of_text(
+                Path(folder),
+                METHODS[method],
+                "\n".join(privacy),
+                "federated" if federated else "none",
+                str(evaluate).lower(),
+            )
+        except ValueError:
+            return None
+
+
+JOBS = st.builds(
+    job_of,
+    st.sampled_from(sorted(METHODS)),
+    *[st.booleans() for _ in range(5)],
+).filter(lambda job: job is not None)
+
+POLICIES = st.builds(
+    Policy,
+    rounds=st.sampled_from([None, 5, 20]),
+    noise_only=st.booleans(),
+    secure_aggregation_only=st.booleans(),
+    least_clients=st.sampled_from([3, 5]),
+    federated_statistics=st.booleans(),
+    measurements=st.booleans(),
+    columns=st.sampled_from([None, ("age", "ward", "label"), ("age", "label")]),
+    hours=st.sampled_from(["00:00-24:00", "20:00-06:00"]),
+)
+
+
+def allowed(policy, job):
+    """Whether a policy allows a job, written down once more."""
+    has_probe = "UCFL" in type(job.spec.algorithm).__name__
+    is_private = getattr(job.spec.algorithm.sgd, "dp_noise", None) is not None
+    has_noise = bool(job.spec.uplink) or is_private
+    opens = job.spec.privacy.sums is None or has_probe
+    plain = has_probe or job.schema.federated or job.spec.privacy.evaluate
+    plain = plain or job.boosting is not None or not has_noise
+    statistics = job.schema.federated or job.boosting is not None
+    return not (
+        (policy.secure_aggregation_only and opens)
+        or (policy.noise_only and plain)
+        or (not policy.federated_statistics and statistics)
+        or (not policy.measurements and job.spec.privacy.evaluate)
+        or (policy.columns is not None and "ward" not in policy.columns)
+        or (policy.rounds == 5 and job.boosting is not None)
+    )
+
+
+@given(policy=POLICIES, job=JOBS)
+def test_a_policy_allows_a_job_if_all_that_it_asks_for_may_leave(policy, job):
+    reasons = list(policy.reasons_against(job))
+    assert allowed(policy, job) == (not reasons)
+    # The table says the same.
+    others = (policy.columns is not None and "ward" not in policy.columns) or (
+        policy.rounds == 5 and job.boosting is not None
+    )
+    kept = [it.what for it in PROMISES if it.asks(job) and not it.allows(policy)]
+    assert bool(reasons) == bool(kept or others)
+
+
+KEYS_AND_VALUES = st.dictionaries(
+    st.sampled_from(
+        ["boost", "sum", "mode", "newcomer", "step", "release", "rounds", ""]
+    ),
+    st.sampled_from([None, True, False, 0, "columns", "noisy", "0.3", {}, []]),
+    max_size=2,
+)
+
+
+def asked(task, round, clients, boosts):
+    """A request of an honest coordinator over so many clients."""
+    there = np.arange(9) < clients
+    names = [f"client {number}" for number in range(clients)]
+    kind = BOOST if boosts else "model"
+    algorithm = {"phase": 0, "seed": 0, "method": {}}
+    arrays = {}
+    if task in TABLE_TASKS:
+        said = {"hello": {"release": "0.3"}, "describe": {"step": "columns"}}
+        algorithm, round = said.get(task, {}), 0
+    if task in STAGES:
+        more = {SHARES: {"among": names}, VECTORS: {"columns": names}}
+        algorithm[SUM] = {"name": "s", "kind": kind, **more.get(task, {})}
+        arrays = {VECTORS: {"there": there}, UNMASK: {"arrived": there}}.get(task, {})
+    if boosts:
+        step = {"steps": [{"kind": "start"}], "clients": clients}
+        algorithm[BOOST] = step if task in (KEYS, BOOST) else True
+    return Request("job", round, 0, task, "a", algorithm=algorithm, arrays=arrays)
+
+
+@given(
+    policy=POLICIES,
+    task=st.sampled_from([*TABLE_TASKS, *TASKS]),
+    round=st.sampled_from([0, 4, 5, 6, 19, 20, 21]),
+    clients=st.sampled_from([3, 4, 5, 9]),
+    hour=st.sampled_from([3, 12]),
+    boosts=st.booleans(),
+    more=KEYS_AND_VALUES,
+)
+def test_a_policy_answers_what_it_allows_whatever_keys_a_request_has(
+    policy, task, round, clients, hour, boosts, more
+):
+    boosts = task == BOOST or (boosts and task in STAGES)
+    honest = asked(task, round, clients, boosts)
+    request = Request(
+        **{**vars(honest), "algorithm": {**honest.algorithm, **more}},
+    )
+    is_changed = any(
+        key not in honest.algorithm or honest.algorithm[key] != value
+        for key, value in more.items()
+    )
+    is_training = task in ("client", *STAGES)
+    may = policy.hours == "00:00-24:00" or hour == 3
+    if task == "describe":
+        may &= policy.federated_statistics and not policy.noise_only
+    if policy.rounds is not None and not boosts and task not in TABLE_TASKS:
+        may &= round + is_training <= policy.rounds
+    if task in (SHARES, VECTORS, UNMASK):
+        may &= clients >= policy.least_clients
+    try:
+        policy.check_request(request, datetime(2026, 1, 1, hour))
+    except Refused:
+        assert is_changed or not may
+        return
+    if not is_changed:
+        assert may
+        return
+    # Of the keys that were added, these two mean something; and what else may leave is
+    # what may leave without them.
+    if task == "describe" and more.get("step") == "noisy":
+        assert policy.federated_statistics
+        return
+    assert set(more) - set(honest.algorithm) <= {"mode", "newcomer"}
+    assert may
+
+
+def test_measurements_leave_once_a_round_and_not_by_default(tmp_path):
+    """Many models that are made for it tell cells of the rows on which they are
+    measured: 38 in one round gave 12 cells.
+    """
+    clients = Clients(tmp_path / "job", method="fedavg", rest=f"[privacy]\n{SECURE}")
+    assert any("measurements" in it for it in Policy().reasons_against(clients.job))
+    assert not list(Policy(measurements=True).reasons_against(clients.job))
+    plan, client = plan_of(clients.job), clients.client("a")
+    found = []
+    for round, scale in ((1, 1.0), (1, 1.0), (1, 2.0), (2, 2.0), (2, 1.0)):
+        model = plan.initial()[None] + np.float32(scale)
+        arrays = {"stream/model": model, "index/model": np.zeros(1, np.int32)}
+        request = Request(
+            *(clients.job.identity, round, 0, "evaluate", "a"),
+            run="ab",
+            algorithm=plan.describe(0),
+            arrays=arrays,
+        )
+        found.append(answer_of(client, request))
+    assert [it.refusal for it in found] == [
+        *(None, None, Refusal.ANSWERED),
+        *(None, Refusal.ANSWERED),
+    ]
+
+
+def answer_of(client, request):
+    return decode_reply(client(encode_request(request)))
+
+
+def test_the_table_in_the_documentation_is_the_one_that_is_printed(tmp_path, capsys):
+    page = PRIVACY_PAGE.read_text()
+    for promise in PROMISES:
+        row = next(line for line in page.split("\n") if f"| {promise.what} |" in line)
+        assert promise.entries.replace(", ", "`, `") in row
+        by_default = "yes" if promise.allows(Policy()) else "no"
+        assert f"| {by_default} |" in row
+        for name in re.findall(r"`(test_[a-z_0-9]+)`", row):
+            found = [
+                path
+                for path in Path(__file__).parent.glob("test_*.py")
+                if f"def {name}(" in path.read_text()
+            ]
+            assert found, name
+    job = job_of("fedavg", True, False, True, True, False)
+    lines = said(Policy(), job)
+    assert f"stays       {PROMISES[3].what}" in lines
+    assert all(len(line) <= 86 for line in lines)
+    assert sum("this job asks for it" in line for line in lines) == 3

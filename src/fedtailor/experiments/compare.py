@@ -717,6 +717,8 @@ class Comparison:
     def _train_baselines(self, scenario: ComparedScenario) -> None:
         """Train the baselines on all seeds, and add their runs to the index."""
         baselines = [find_baseline(name) for name in self.experiment.file.baselines]
+        if not baselines:
+            return
         # Seed by seed, as its table is read once for all of them.
         for seed in self.experiment.file.seeds:
             task = self._runs.data(scenario, seed).task

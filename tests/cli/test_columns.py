@@ -18,6 +18,8 @@ COMMANDS = (
     "compare {} --client=hospitl --target outcome --drop ag age",
     "diagnose {} --client hospital --target outcom",
     "run ditto table --path {} --client hospital --target outcom",
+    "compare {}.csv --client hospital --target outcome",
+    "describe {}.csv --client hospital",
 )
 
 
@@ -42,6 +44,9 @@ def test_a_mistyped_column_is_found_without_jax(table, command):
         check=True,
     )
     assert done.stdout == "2 False False\n"
+    if "{}.csv" in command:
+        assert "there is no file" in done.stderr
+        return
     assert "there is no column" in done.stderr and "did you mean" in done.stderr
 
 

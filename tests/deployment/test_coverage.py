@@ -1,6 +1,7 @@
 """Sets, intervals and temperatures of models in use."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import polars as pl
@@ -83,6 +84,25 @@ def test_intervals_are_written_beside_predictions(numbers):
         low, high = mine["low"].to_numpy(), mine["high"].to_numpy()
         share = np.mean((low <= real) & (real <= high))
         assert share == pytest.approx(0.9, abs=0.05)
+
+
+def test_intervals_of_what_is_never_negative_begin_at_0(numbers):
+    calibration, model = calibration_at(numbers), models_at(numbers)["a"]
+    found = []
+    for never in (False, True):
+        target = replace(model.preprocessing.target, shift=0.0, never_negative=never)
+        changed = replace(
+            model, preprocessing=replace(model.preprocessing, target=target)
+        )
+        path = numbers.parent / "table.csv"
+        asked = {"coverage": 0.9, "calibration": calibration}
+        found.append(predictions({"a": changed}, path, "a", **asked))
+    assert found[0]["low"].min() < 0
+    np.testing.assert_array_equal(found[1]["low"], np.maximum(found[0]["low"], 0))
+    assert found[1]["high"].equals(found[0]["high"])
+    assert not model.preprocessing.target.never_negative or (
+        pl.read_csv(path)["price"].min() >= 0
+    )
 
 
 def test_coverage_of_test_rows_is_counted(numbers):

@@ -27,12 +27,20 @@ def check_typed_columns(arguments: Sequence[str]) -> None:
         arguments: the whole command line, with the name of the command.
 
     Raises:
-        ValueError: the table lacks a column; the message is that of reading the table.
+        ValueError: there is no such file, or the table lacks a column; the message is that
+            of reading the table.
     """
     path = _table_of(arguments)
     if path is None or asks_for_help(arguments):
         return
     from fedtailor.tables.delimited import ENDINGS, read_header
+
+    if path.name.lower().endswith(ENDINGS) and not path.exists():
+        raise ValueError(
+            f"there is no file {path} (No such file or directory); check the path"
+        )
+    if arguments[0] == "describe":
+        return
     from fedtailor.tables.problems import LISTS, Problems, missing_columns
 
     if not path.name.lower().endswith(ENDINGS) or not path.is_file():
@@ -66,7 +74,11 @@ def check_typed_columns(arguments: Sequence[str]) -> None:
 def _table_of(arguments: Sequence[str]) -> Path | None:
     """The path of the table, if the command is one that takes a table."""
     command, *rest = arguments
-    if command in ("compare", "diagnose") and rest and not rest[0].startswith("-"):
+    if (
+        command in ("compare", "diagnose", "describe")
+        and rest
+        and not rest[0].startswith("-")
+    ):
         return Path(rest[0]).expanduser()
     if command == "run" and rest[1:2] == ["table"]:
         paths = option_values(arguments, "path")

@@ -351,6 +351,9 @@ def _predict(
         columns |= columns_of_threshold(
             task, out, threshold, decode, columns.get("prediction")
         )
+        target = None if model.preprocessing is None else model.preprocessing.target
+        if target is not None and target.never_negative:
+            columns["low"] = np.maximum(columns["low"], 0)
     return pl.DataFrame(columns)
 
 

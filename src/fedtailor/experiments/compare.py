@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from fedtailor._files import reason
 from fedtailor._notebook import html_paragraphs, html_table
+from fedtailor._printable import say_status
 from fedtailor.algorithms import Local
 from fedtailor.baselines import Baseline, find_baseline
 from fedtailor.executors import Settings
@@ -716,11 +717,16 @@ class Comparison:
     def _train_baselines(self, scenario: ComparedScenario) -> None:
         """Train the baselines on all seeds, and add their runs to the index."""
         baselines = [find_baseline(name) for name in self.experiment.file.baselines]
+        if not baselines:
+            return
         # Seed by seed, as its table is read once for all of them.
         for seed in self.experiment.file.seeds:
-            for baseline in list(baselines):
-                if not baseline.applies(self._runs.data(scenario, seed).task):
-                    continue
+            task = self._runs.data(scenario, seed).task
+            applicable = [baseline for baseline in baselines if baseline.applies(task)]
+            if applicable and self.progress is not None:
+                names = ", ".join(baseline.name for baseline in applicable)
+                say_status(f"beside the methods, seed {seed}: {names}")
+            for baseline in applicable:
                 try:
                     run = self._runs.train_baseline(scenario, baseline, seed)
                 except Unusable:

@@ -395,11 +395,11 @@ def group_warnings(
         values = column.values.alias("value")
         if column.kind != "category" and not column.is_integer:
             continue
-        counts = values.drop_nulls().value_counts()["count"]
+        counts = values.drop_nulls().value_counts()["count"].to_numpy()
         if len(counts) < MIN_SUBJECTS or counts.sum() < len(values):
             continue
-        repeated = counts.filter(counts > 1).sum() / counts.sum()
-        if repeated < 0.5 or counts.max() > MAX_VISITS * counts.median():  # type: ignore[operator]
+        repeated = counts[counts > 1].sum() / counts.sum()
+        if repeated < 0.5 or counts.max() > MAX_VISITS * np.median(counts):
             continue
         is_named = _SUBJECT_NAME.search(name) is not None
         is_nested = pl.DataFrame([values, clients]).n_unique() == len(counts)

@@ -604,7 +604,14 @@ def _standardize_target(
     if target.encoding.task == "survival":
         return target.encoding, target.values.astype(np.float32)
     sums = parts.sums(pl.Series(target.values), "number")
-    encoding = replace(target.encoding, shift=sums.mean, scale=sums.deviation)
+    # Of sums that clients send the smallest number does not follow.
+    is_known = len(parts.rows) == 1 and parts.least == 1
+    encoding = replace(
+        target.encoding,
+        shift=sums.mean,
+        scale=sums.deviation,
+        never_negative=is_known and bool((target.values[parts.rows[0]] >= 0).all()),
+    )
     return encoding, ((target.values - sums.mean) / sums.deviation).astype(np.float32)
 
 

@@ -50,6 +50,8 @@ class TargetEncoding:
         positive: the positive labels or a comparison, if the user has set
             `TableOptions.positive`; of survival, the labels of the event.
         event: of survival, the column that says whether the event was seen; "" otherwise.
+        never_negative: whether no target that trained a regression is below 0, such as a
+            length of stay; intervals then begin at 0 at least.
     """
 
     name: str
@@ -59,6 +61,7 @@ class TargetEncoding:
     scale: float = 1.0
     positive: tuple[str, ...] = ()
     event: str = ""
+    never_negative: bool = False
 
     def __post_init__(self) -> None:
         # Predictions are one column, and a column has one type.

@@ -14,6 +14,9 @@ from fedtailor.cli.output import write_text
 from fedtailor.storage.final_models import DEFAULT_FOLDER, FinalModels, read_final
 from fedtailor.storage.run_files import COMPARISON_INDEX
 
+FEDERATED_TREES = "trees-federated"
+"""The baseline whose models can be refitted."""
+
 
 @dataclass(frozen=True)
 class Options:
@@ -116,6 +119,9 @@ def say_models(results: Path, experiment: str, *, is_final: bool) -> None:
         "To refit it on all rows and write the models: fedtailor finalize"
         f" {results}{'' if one else f' {experiment}'}"
     )
+    index = json.loads((results / experiment / COMPARISON_INDEX).read_bytes())
+    if any(run["name"] == FEDERATED_TREES for run in index["baselines"]):
+        say(f"To refit the federated trees: the same with --method {FEDERATED_TREES}")
 
 
 def _say_record(directory: Path, record: FinalModels) -> None:

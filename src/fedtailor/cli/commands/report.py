@@ -39,6 +39,8 @@ class Options:
     """Draw figures into --out."""
     compact: bool = False
     """Write only report.md and tables.csv, all tables in one file, into --out."""
+    json: bool = False
+    """The same as --format json."""
     html: Path | None = None
     """Write one experiment as a web page into this file: it needs no network and no
     other file.
@@ -80,5 +82,6 @@ def report(arguments: list[str]) -> int:
             continue
         if number:
             say("")
-        document.show(experiment, options.format, details=options.details)
+        format_of = "json" if options.json else options.format
+        document.show(experiment, format_of, details=options.details)
     return 0

@@ -205,7 +205,7 @@ def _rows(name, seed, client, test, x, y, model, classes) -> dict[str, np.ndarra
         return columns | {
             "correct": (answer > 0) == (y[test] > 0),
             "prediction": (answer > 0).astype(int),
-            "confidence": 1 / (1 + np.exp(-np.abs(answer))),
+            "log_odds": np.abs(answer),
         }
     squared = np.square(answer - y[test])
     return columns | {"squared_error": squared, "loss": squared, "target": y[test]}

@@ -45,7 +45,9 @@ if "AS_SHIPPED" not in os.environ:
 # tests send it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-jaxtyping.install_import_hook(CHECKED, "shapes.check")
+# Checking shapes at every call takes a third of the tests' time: CI always does it.
+if "SHAPES" in os.environ:
+    jaxtyping.install_import_hook(CHECKED, "shapes.check")
 
 
 def pytest_xdist_auto_num_workers():
@@ -62,12 +64,15 @@ def pytest_xdist_auto_num_workers():
 
 ONE_METHOD = Path(__file__).parent / "conformance"
 """Tests of one method each. What they show in their first setting, they show in all."""
+PAGES = Path(__file__).parent / "pages"
+"""Tests of the documentation and of the files of results, which `make docs` runs."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """The tests of every method come first, method after method, then the slow ones.
-    Further settings of a test of one method are marked as `repeated`.
+    """Marks what `make test` runs as `quick` and the rest with the reason why it is left
+    out, and sorts: the tests of every method first, method after method, then the slow
+    ones.
 
     A process that runs a method's tests one after another compiles each of its programs
     once, and short tests at the end keep all processes busy to the last.
@@ -78,14 +83,14 @@ def pytest_collection_modifyitems(items):
         name = item.callspec.params.get("name") if hasattr(item, "callspec") else None
         return name if name in Algorithm.registry else None
 
-    seen = set()
+    for item in _repeated(items, method):
+        item.add_marker(pytest.mark.repeated)
+        item.add_marker(pytest.mark.nightly)
     for item in items:
-        if item.path.parent != ONE_METHOD or not hasattr(item, "callspec"):
-            continue
-        test = item.path, item.originalname, method(item)
-        if test in seen and item.originalname != "test_conformance":
-            item.add_marker(pytest.mark.repeated)
-        seen.add(test)
+        if PAGES in item.path.parents:
+            item.add_marker(pytest.mark.pages)
+        if not any(item.get_closest_marker(mark) for mark in LEFT_OUT):
+            item.add_marker(pytest.mark.quick)
 
     def turn(item):
         name = method(item)
@@ -94,6 +99,79 @@ def pytest_collection_modifyitems(items):
         return (1 if item.get_closest_marker("slow") else 2), ""
 
     items.sort(key=turn)
+
+
+LEFT_OUT = ("slow", "repeated", "pages", "extra", "nightly")
+
+
+def _repeated(items, method):
+    """The further cases of tests that have one for each method, or several for one."""
+    import selection  # not before the settings above
+
+    cases = {}
+    for item in items:
+        if hasattr(item, "callspec"):
+            test = f"{item.path.name}::{item.originalname}"
+            cases.setdefault((item.path, test), []).append(item)
+    found, changed = [], selection.changed_methods()
+    for (path, test), of_test in cases.items():
+        names = {method(item) for item in of_test} - {None}
+        if "check" in of_test[0].callspec.params and names:
+            pairs = [
+                tuple(map(item.callspec.params.get, ("name", "check")))
+                for item in of_test
+            ]
+            chosen = selection.covering(pairs)
+            left = [
+                item
+                for item, pair in zip(of_test, pairs, strict=True)
+                if pair not in chosen
+            ]
+        elif len(names) > 2 * selection.EACH_TEST:
+            chosen = selection.spread(test, names)
+            left = [item for item in of_test if method(item) not in chosen]
+        elif path.parent == ONE_METHOD:
+            first = {method(item): item for item in reversed(of_test)}
+            left = [item for item in of_test if first[method(item)] is not item]
+        else:
+            continue
+        found += [item for item in left if method(item) not in changed]
+    return found
+
+
+# Skips
+# --------------------------------------------------------------------------------------
+# `make test-all` and CI install everything and set NO_SKIPS: what is skipped all the same
+# is listed, and fails the run unless allowed_skips.toml says why it may be.
+
+
+def pytest_sessionfinish(session):
+    terminal = session.config.pluginmanager.get_plugin("terminalreporter")
+    if "NO_SKIPS" not in os.environ or terminal is None:
+        return
+    from skips import judged
+
+    found = judged(terminal.stats.get("skipped", []))
+    if any(why is None for _, _, why in found) and session.exitstatus == 0:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter):
+    """What was skipped, and how many tests took how much processor time, that of the
+    processes which they started included.
+    """
+    if hasattr(terminalreporter.config, "workerinput"):
+        return
+    if "NO_SKIPS" in os.environ:
+        from skips import judged
+
+        for test, reason, why in judged(terminalreporter.stats.get("skipped", [])):
+            because = f"allowed: {why}" if why else "NOT ALLOWED"
+            terminalreporter.write_line(f"skipped: {test}: {reason} ({because})")
+    times, stats = os.times(), terminalreporter.stats
+    seconds = sum(times[:4])
+    count = sum(len(stats.get(kind, ())) for kind in ("passed", "failed"))
+    terminalreporter.write_line(f"{count} tests, {seconds:.0f} s of processor time")
 
 
 def pytest_runtest_teardown(item):

@@ -18,11 +18,14 @@ from typing import TYPE_CHECKING, TextIO
 if TYPE_CHECKING:
     import polars as pl
 
-_LINE_BREAKS = re.compile(r"\s*[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]\s*")
-_FORMULA = re.compile(r"(^|[;\t\n\r]+)(?=\s*[=+\-@＝＋－＠])")  # noqa: RUF001
+# None of these takes more than linear time: each begins where a run does, and goes over it
+# once. Cells of others may have millions of characters.
+_SPACES = re.compile(r"\s+")
+_LINE_BREAK = re.compile(r"[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
+_BEFORE_FORMULA = re.compile(r"(?<![;\s])[;\s]*+(?=[=+\-@＝＋－＠])")  # noqa: RUF001
 # An underscore inside a word is one in Markdown, too.
 _MARKDOWN = re.compile(r"[\\`*\[\]<>|#&~]|(?<!\w)_|_(?!\w)")
-_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-]?(inf|nan)|[+-]")
+_NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?|[+-]?(inf|nan)|[+-]")
 
 
 def one_line(text: object) -> str:
@@ -38,7 +41,7 @@ def one_line(text: object) -> str:
     text = str(text)
     if text.isprintable():
         return text
-    text = _LINE_BREAKS.sub(" ", text)
+    text = _SPACES.sub(lambda it: " " if _LINE_BREAK.search(it[0]) else it[0], text)
     return "".join(map(_shown, text))
 
 
@@ -122,7 +125,7 @@ def spreadsheet_text(text: str) -> str:
     """
     if _NUMBER.fullmatch(text):
         return text
-    return _FORMULA.sub(r"\1'", text)
+    return _BEFORE_FORMULA.sub(_with_mark, text)
 
 
 def markdown_text(text: object) -> str:
@@ -132,6 +135,17 @@ def markdown_text(text: object) -> str:
     '\\\\<b\\\\>north_east\\\\</b\\\\> \\\\[x\\\\](y)'
     """
     return _MARKDOWN.sub(r"\\\g<0>", " ".join(one_line(text).split()))
+
+
+def _with_mark(before: re.Match[str]) -> str:
+    """What stands before a sign of a formula, with `'` where the formula's cell begins: at
+    the beginning of the text, and after what separates columns.
+    """
+    text, first = before[0], "'" if before.start() == 0 else ""
+    begins = max(map(text.rfind, ";\t\n\r")) + 1
+    if begins == 0:
+        return first + text
+    return f"{first}{text[:begins]}'{text[begins:]}"
 
 
 def _cell(text: str) -> str:

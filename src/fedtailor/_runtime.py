@@ -6,6 +6,7 @@ import zlib
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import jax
 import platformdirs
@@ -46,7 +47,7 @@ def configure_jax() -> None:
         jax.config.update(_MIN_COMPILE_SECONDS, 0.0)
 
 
-def local_devices() -> list[jax.Device]:
+def local_devices() -> list[Any]:
     """The devices of this process: one for each core, also where the program called JAX
     before it ran anything here.
 
@@ -62,7 +63,7 @@ def local_devices() -> list[jax.Device]:
 
 
 @lru_cache(maxsize=1)
-def _second_devices() -> list[jax.Device]:
+def _second_devices() -> list[Any]:
     """Devices beside those of JAX, one for each core; none if this release of JAX cannot
     make them, which is said.
     """

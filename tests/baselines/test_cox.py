@@ -31,6 +31,7 @@ def problem(task, **changes):
     return Problem(x, y, None, 0, task=task, **changes)
 
 
+@pytest.mark.extra
 def test_risks_are_those_of_scikit_survival():
     sksurv = pytest.importorskip("sksurv.linear_model", reason="scikit-survival")
     given = problem(CoxPartial())

@@ -130,6 +130,7 @@ def test_exports_of_trees_predict_the_same(compared, call, tmp_path):
     assert found == expected
 
 
+@pytest.mark.extra
 def test_onnx_graphs_of_trees_predict_the_same(compared, call, tmp_path):
     pytest.importorskip("onnx")
     runtime = pytest.importorskip("onnxruntime")

@@ -214,7 +214,7 @@ def test_server_steps_beyond_the_average_of_statistics_are_caught():
 
 
 def test_exemptions_have_reasons():
-    """Which ones there are stands in docs/conformance.md, which tests/test_docs.py
+    """Which ones there are stands in docs/conformance.md, which tests/pages/test_docs.py
     compares with these.
     """
     assert all(len(reason) >= 5 for reason in OPT_OUTS.values())

@@ -25,7 +25,7 @@ def table(seed=0, rows=40, clients=3, seeds=1, correct=0.7, luck=0.0, shared=Fal
                         "row": np.arange(rows) + (0 if shared else 1000 * s),
                         "correct": is_right,
                         "prediction": np.where(is_right, truth, ~truth).astype(int),
-                        "confidence": 0.5 + 0.4 * np.abs(np.sin(noise)),
+                        "log_odds": np.abs(np.sin(noise)),
                         "loss": np.abs(noise),
                         "squared_error": np.square(noise),
                         "target": 2 * rng.normal(size=rows),

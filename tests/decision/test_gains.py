@@ -251,7 +251,7 @@ def of_classes(rows=80, seeds=1):
                         "row": np.arange(rows),
                         "correct": predicted == label,
                         "prediction": predicted,
-                        "confidence": np.maximum(probability, 1 - probability),
+                        "log_odds": np.abs(odds),
                         "probability": probability,
                         "label": label,
                     }

@@ -294,7 +294,7 @@ def test_the_interval_of_an_area_ends_where_it_is_just_not_excluded():
     said = (chance > 0.5).astype(int)
     columns = {
         "prediction": said,
-        "confidence": np.maximum(chance, 1 - chance),
+        "log_odds": np.abs(np.log(chance / (1 - chance))),
         "correct": said == truth,
     }
     found = rows_of("roc_auc", **columns)
@@ -307,10 +307,10 @@ def test_the_interval_of_an_area_ends_where_it_is_just_not_excluded():
         np.testing.assert_allclose((area - end) ** 2, z**2 * variance, rtol=1e-8)
     # Where all pairs are in order there is still something to doubt below.
     perfect = rows_of(
-        "roc_auc", prediction=truth, confidence=[0.9] * 20, correct=[True] * 20
+        "roc_auc", prediction=truth, log_odds=[2.0] * 20, correct=[True] * 20
     )
     assert perfect.estimate == perfect.high == 1 and 0.7 < perfect.low < 1
-    one_class = rows_of("roc_auc", prediction=[1], confidence=[0.9], correct=[True])
+    one_class = rows_of("roc_auc", prediction=[1], log_odds=[2.0], correct=[True])
     assert np.isnan(one_class.estimate) and np.isnan(one_class.low)
 
 

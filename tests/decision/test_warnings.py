@@ -7,6 +7,7 @@ from fedtailor.decision import (
     movement,
     warn_few_validation_rows,
     warn_grid_edges,
+    warn_not_still,
     warn_repeated_rows,
     warn_small_tests,
     warn_still_falling,
@@ -115,6 +116,14 @@ def test_curves_that_still_fall(evaluations):
         {"a": (rounds, falling), "b": (rounds, still), "c": (rounds, rising)}
     )
     assert found == ["validation loss was still falling: a; train for more rounds"]
+    curves = {
+        "a": [(rounds, still), (rounds, falling)],
+        "b": [(rounds, still)],
+        "c": [(rounds, falling), (rounds, rising)],
+    }
+    more, fewer = warn_not_still(curves, 100)
+    assert more.endswith("within 100 rounds: a; train for more (--rounds)")
+    assert "overfitting: c (lowest after 50 rounds); train for fewer" in fewer
 
 
 def test_few_evaluations_say_nothing():

@@ -2,19 +2,13 @@
 searched for here in other ways.
 """
 
-import json
-import shutil
-
 import jax
 import numpy as np
 import polars as pl
 import pytest
-from safetensors.numpy import save_file
 
 import fedtailor as ft
 from deployment_helpers import BLOBS, NAMES
-from fedtailor.deployment.forgetting import prove
-from fedtailor.deployment.traces import Traces
 from fedtailor.experiments import scenarios
 from fedtailor.storage import check
 
@@ -93,77 +87,21 @@ def test_the_others_are_trained_as_before(without):
     assert [one.whole for one in check(path)] == [True]
 
 
-def test_the_proof_says_what_was_searched(without):
-    proof = json.loads((without[2] / "forgotten.json").read_text())
-    assert proof["found"] == 0
-    assert proof["searched for"]["numbers of rows"] == 30
-    for what in ("its examples", "its state", "its model", "its lines in the table"):
-        assert proof["searched for"][f"pieces of {what}"] > 0
-    assert {"checkpoint.safetensors", "models.safetensors", "manifest.toml"} <= set(
-        proof["files"]
+def test_a_client_that_is_called_by_a_number_is_forgotten(tmp_path):
+    rng = np.random.default_rng(0)
+    x, client = rng.normal(size=(36, 4)).astype(np.float32), np.arange(36) % 3
+    federation = ft.federation.from_arrays(
+        x, (x[:, 0] > 0).astype(np.int32), client, test=0.25, val=0, seed=0
     )
-
-
-def test_what_is_left_is_found(without, trained, tmp_path):
-    """Each kind of trace, put back, is named."""
-    run, _, path = without
-    for file, what in {
-        "checkpoint.safetensors": "its state",
-        "models.safetensors": "its model",
-        "models.json": "its name",
-        "metrics.parquet": "its name",
-        "rows.parquet": "numbers of its rows",
-        "clients.parquet": "its name",
-    }.items():
-        copy = shutil.copytree(path, tmp_path / file)
-        (copy / "forgotten.json").unlink()
-        shutil.copy(run.path / file, copy / file)
-        with pytest.raises(
-            ValueError, match=f"still holds something of the client .*{file}: .*{what}"
-        ):
-            prove(run, FORGOTTEN, copy)
-        assert not (copy / "forgotten.json").exists()
-    place = run.federation.names.index(FORGOTTEN)
-    (copy / "notes.bin").write_bytes(
-        b"odd" + run.federation.x[run.federation.test[place]].tobytes()
+    assert federation.names == ("0", "1", "2")
+    model, path = ft.models.logistic(), tmp_path / "old"
+    ft.run(ft.FedAvg(), federation, model, rounds=1, directory=path)
+    new = ft.forget(ft.open(path, federation=federation), "1", tmp_path / "new")
+    assert new.federation.names == ("0", "2")
+    fresh = ft.run(ft.FedAvg(), federation.only(["0", "2"]), model, rounds=1)
+    np.testing.assert_array_equal(
+        new.personal("2").predictor, fresh.personal("2").predictor
     )
-    with pytest.raises(ValueError, match=r"notes\.bin: its examples"):
-        prove(run, FORGOTTEN, copy)
-    (copy / "notes.bin").write_bytes((run.path.parent / "table.csv").read_bytes()[:200])
-    with pytest.raises(ValueError, match=r"notes\.bin: its "):
-        prove(run, FORGOTTEN, copy)
-
-
-def test_a_number_is_a_name_only_where_clients_are_named(tmp_path):
-    """Numbers of arrays, categories and digests are no traces of client 14 or 1404."""
-    array = {"14": np.zeros(2, np.float32), "1404": np.ones(2, np.float32)}
-    save_file(array, tmp_path / "models.safetensors")
-    others = {"clients": {"13": {"array": "14"}, "15": {"array": "1404"}}}
-    others |= {"digest": "ab1404", "categories": ["14", "1404"]}
-    (tmp_path / "models.json").write_text(json.dumps(others))
-    (tmp_path / "manifest.toml").write_text('digest = "14"\n[data]\nclients = 1404\n')
-    (tmp_path / "log.txt").write_text("14 1404")
-    metrics = pl.DataFrame({"client": ["13", "15"], "metric": ["14", "1404"]})
-    metrics.write_parquet(tmp_path / "metrics.parquet")
-    for name in ("14", "1404"):
-        traces = Traces((name,), {}, frozenset())
-        assert traces.found_in(tmp_path) == []
-        for file, write in {
-            "models.json": lambda at, name=name: at.write_text(
-                json.dumps({"clients": {name: {"array": "3"}}})
-            ),
-            "manifest.toml": lambda at, name=name: at.write_text(
-                f'unseen = ["{name}"]'
-            ),
-            "metrics.parquet": lambda at, name=name: pl.DataFrame(
-                {"client": ["13", name]}
-            ).write_parquet(at),
-        }.items():
-            folder = tmp_path / name / file
-            folder.mkdir(parents=True)
-            write(folder / file)
-            assert traces.found_in(folder) == [{"file": file, "what": "its name"}]
-        shutil.rmtree(tmp_path / name)
 
 
 def test_a_client_of_a_scenario_is_forgotten(of_arrays, tmp_path, monkeypatch):

@@ -111,13 +111,3 @@ def test_errors(of_three, capsys, tmp_path):
         error = capsys.readouterr().err
         assert problem in error
         assert "Traceback" not in error
-
-
-def test_rows_of_earlier_versions_have_other_columns(of_three):
-    run = open_run(of_three[0])
-    expected = who_gives([run]).gifts
-    older = open_run(of_three[0])
-    rows, metrics = older.test_rows
-    order = ["client", "row", "loss", "correct", "prediction"]
-    older.__dict__["test_rows"] = rows.select(order), metrics
-    assert who_gives([older]).gifts == expected

@@ -15,6 +15,7 @@ from fedtailor.storage import PersonalModel, check
 from fedtailor.training.binding import bind
 
 onnx = pytest.importorskip("onnx", reason="the extra `onnx` is not installed")
+pytestmark = pytest.mark.extra
 
 MODELS = {
     "mlp": (ft.models.mlp((5, 3)), (7,)),

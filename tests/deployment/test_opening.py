@@ -9,8 +9,6 @@ import pytest
 
 import fedtailor as ft
 from deployment_helpers import BLOBS, NAMES
-from fedtailor.aggregation import ServerOptimizer
-from fedtailor.algorithms import FedAvg, FedDyn
 from fedtailor.experiments import scenarios
 from fedtailor.models import Classification, logistic
 from fedtailor.pipelines import Cast, Clip
@@ -101,20 +99,6 @@ def test_a_scenario_is_built_again_and_must_be_the_same(of_arrays, monkeypatch):
 
 def other_blobs(seed, *, clients: int = 3, missing: str | None = None):
     return BLOBS.build(seed + 1, clients=clients)
-
-
-def test_a_field_that_came_later_is_not_in_the_settings_of_earlier_runs():
-    """Their fingerprints stay, and they can be opened."""
-    assert "paper" not in to_plain(FedAvg())["optimizer"]
-    assert "weights" not in to_plain(FedDyn())
-    for method in (FedAvg(), FedDyn()):
-        config = to_plain(method)
-        assert to_plain(from_plain(Algorithm, config)) == config
-    changed = FedDyn(weights="samples")
-    assert to_plain(changed)["weights"] == "samples"
-    assert from_plain(Algorithm, to_plain(changed)).weights == "samples"
-    paper = FedAvg(optimizer=ServerOptimizer("adam", paper=True))
-    assert from_plain(Algorithm, to_plain(paper)).optimizer.paper
 
 
 def test_every_method_is_read_back_from_a_manifest():

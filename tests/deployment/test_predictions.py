@@ -40,6 +40,19 @@ def test_columns_are_found_by_name_and_labels_are_the_users(models, table):
     assert predictions(models, shuffled, NAMES[1], probabilities=True).equals(found)
 
 
+def test_further_columns_are_kept_on_request(models, table):
+    plain, named = pl.read_csv(table), table.with_name("named.csv")
+    plain.with_row_index("visit", 100).write_csv(named)
+    for client in (NAMES[0], None):
+        found = predictions(models, named, client, keep=("visit", "town"))
+        assert found.columns[:3] == ["row", "visit", "town"]
+        assert found["visit"].to_list() == list(range(100, 112))
+        assert found["town"].to_list() == plain["town"].to_list()
+        assert found.drop("visit", "town").equals(predictions(models, table, client))
+    with pytest.raises(ValueError, match="no column 'ward' to keep"):
+        predictions(models, named, None, keep=("ward",))
+
+
 def test_each_row_has_its_own_clients_model(models, table):
     found = predictions(models, table, None)
     assert found["client"].to_list() == [NAMES[number % 3] for number in range(12)]
@@ -50,7 +63,7 @@ def test_each_row_has_its_own_clients_model(models, table):
         assert mine["prediction"].to_list() == own["prediction"].to_list()
         np.testing.assert_allclose(mine["probability"], own["probability"], rtol=1e-6)
     table.write_text(table.read_text().replace(NAMES[0], "Nobody"))
-    with pytest.raises(ValueError, match="no client with a model 'Nobody'"):
+    with pytest.raises(ValueError, match=r"no client with a model 'Nobody' .*enroll"):
         predictions(models, table, None)
 
 

@@ -228,6 +228,22 @@ def test_bounds_of_clusters_central_models_and_mixtures():
         dx.hypcluster_bound(q, 2, 20, 30)
 
 
+def test_contexts_cost_a_choice_among_them():
+    costs, counts = np.array([3.0, 1.0, 0.2]), np.array([1, 2, 4])
+    printed = np.sqrt(8 * counts / 500 * np.log(np.e * 500 / 8)) + 0.5 * costs
+    np.testing.assert_allclose(
+        dx.contexts_bound(costs, counts, 20, 500, 8, 0.5, delta=None),
+        printed,
+        rtol=1e-12,
+    )
+    union = 2 * np.sqrt(20 * np.log(counts / 0.05) / 500)
+    np.testing.assert_allclose(
+        dx.contexts_bound(costs, counts, 20, 500, 8, 0.5), printed + union, rtol=1e-12
+    )
+    with pytest.raises(ValueError, match="the dimension is 600"):
+        dx.contexts_bound(costs, counts, 20, 500, 600, 0.5)
+
+
 def test_the_bound_of_clusters_holds_for_thresholds():
     # Losses of thresholds on [0, 1] (d = 1) under the best of q = 2 for each client:
     # training against expected.
@@ -262,16 +278,6 @@ def test_divergences_are_those_of_scipy():
     )
     assert dx.jensen_shannon(np.array([1.0, 0]), np.array([0, 1.0])) == pytest.approx(
         np.log(2), rel=1e-14
-    )
-    # The best classifier of samples of two distributions has cross-entropy log 2 - JS;
-    # any other one has more.
-    posterior = p / (p + q)
-    best = -(p @ np.log(posterior) + q @ np.log(1 - posterior)) / 2
-    np.testing.assert_allclose(
-        dx.jensen_shannon_from_classifier(best), dx.jensen_shannon(p, q), rtol=1e-10
-    )
-    np.testing.assert_array_equal(
-        dx.jensen_shannon_from_classifier(np.array([0.9])), [0]
     )
 
 

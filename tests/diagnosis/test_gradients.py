@@ -8,10 +8,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedtailor.aggregation import Probe, user_centric_weights
 from fedtailor.diagnosis import (
     batch_sizes,
-    expected_exponent,
     gradient_traces,
     homogeneity,
 )
@@ -152,34 +150,6 @@ def test_batches_are_a_share_of_a_client_s_samples():
     np.testing.assert_array_equal(batch_sizes(sizes, 0.9), [1, 1, 1, 10, 30, 39, 40])
     # In binary, 0.29 x 100 is a little less than 29.
     np.testing.assert_array_equal(batch_sizes(np.array([100]), 0.29), [29])
-
-
-def test_the_kernel_s_exponent_between_equal_clients_is_as_expected():
-    rng, sizes, batches, d = (
-        np.random.default_rng(4),
-        np.array([30, 60, 60]),
-        np.array([10, 20, 10]),
-        400,
-    )
-    expected, total = expected_exponent(sizes, batches), np.zeros((3, 3))
-    np.testing.assert_allclose(
-        expected[0, 1], (1 / 30 + 1 / 60) / (2 * (1 / 10 - 1 / 30)), rtol=1e-12
-    )
-    for _ in range(60):
-        samples = [rng.normal(size=(n, d)) for n in sizes]
-        gradients = np.array([s.mean(axis=0) for s in samples])
-        sigma2 = np.array(
-            [
-                np.square(s.reshape(n // k, k, d).mean(axis=1) - s.mean(axis=0))
-                .sum(axis=1)
-                .mean()
-                for s, n, k in zip(samples, sizes, batches, strict=True)
-            ]
-        )
-        weights = user_centric_weights(Probe(gradients, sigma2, sizes))
-        total -= np.log(weights / sizes / (np.diag(weights) / sizes)[:, None])
-    np.testing.assert_allclose(total / 60, expected, rtol=0.05)
-    assert np.isinf(expected_exponent(np.array([4, 4]), np.array([4, 2]))[0, 1])
 
 
 def probed(rng, clients, rows, draw, share=0.05):

@@ -39,6 +39,7 @@ def test_a_trial_notices_what_is_lost(trials, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(
     "FEDTAILOR_PROCESS_TESTS" not in os.environ or find_spec("flwr") is None,
     reason=(

@@ -6,6 +6,7 @@ import numpy as np
 import polars as pl
 import pytest
 
+from fedtailor.decision.row_scores import AreaScore
 from fedtailor.metrics.rows import row_scores, rows_frame
 from fedtailor.models import (
     cross_entropy,
@@ -16,6 +17,7 @@ from fedtailor.models import (
 )
 
 CLASSES = logistic().bind((3,), 3)
+BINARY = logistic().bind((3,), 2)
 ONE, TWO = (logistic().bind((3,), targets, squared_error) for targets in (1, 2))
 SEQUENCES = from_function(lambda key: jnp.zeros(1), lambda params, x: x).bind(
     (2, 3), 3, token_cross_entropy
@@ -45,6 +47,7 @@ def test_rows_of_a_classification():
         "correct": pl.Boolean,
         "prediction": pl.Int32,
         "confidence": pl.Float32,
+        "log_odds": pl.Float32,
     }
     assert frame["client"].to_list() == ["b"] * 2 + ["a"] * 4 and frame[
         "row"
@@ -54,6 +57,22 @@ def test_rows_of_a_classification():
     np.testing.assert_allclose(
         frame["confidence"], jax.nn.softmax(outputs).max(axis=1), rtol=1e-6
     )
+    p = frame["confidence"].to_numpy().astype(float)
+    np.testing.assert_allclose(frame["log_odds"], np.log(p / (1 - p)), rtol=1e-4)
+
+
+def test_areas_are_not_those_of_probabilities_that_tie():
+    """Above log-odds of 17 every probability is 1 in single precision."""
+    odds = np.array([30.0, 40.0, 20.0, 25.0], np.float32)
+    outputs = jnp.stack([jnp.zeros(4), jnp.asarray(odds)], axis=1)
+    scores = row_scores(BINARY, outputs, jnp.array([1, 1, 0, 0]))
+    np.testing.assert_array_equal(scores["confidence"], 1)
+    frame = pl.DataFrame({name: np.asarray(it) for name, it in scores.items()})
+    prepared = AreaScore().prepare(frame)
+    area, _ = AreaScore().worth(
+        prepared["score"].to_numpy(), prepared["truth"].to_numpy()
+    )
+    assert area == 1
 
 
 @pytest.mark.parametrize("model", [ONE, TWO], ids=["one target", "two"])

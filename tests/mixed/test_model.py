@@ -152,7 +152,8 @@ def test_errors():
         fit_mixed_model(moments(), "slopes")
 
 
-DATA = Path(os.environ.get("FEDTAILOR_DATA", "")) / "multilevel"
+HOME = os.environ.get("FEDTAILOR_DATA") or Path(__file__).parents[3] / "shared" / "data"
+DATA = Path(HOME) / "multilevel"
 
 # statsmodels 0.15.0, MixedLM(y, [1, x], groups, exog_re=[1] or [1, x]).fit(reml=True,
 # method="bfgs", gtol=1e-8): fixed effects, covariance, scale, llf.
@@ -206,3 +207,28 @@ def test_statsmodels_finds_the_same(table, effects):
     np.testing.assert_allclose(fitted.covariance, covariance, rtol=2e-6)
     np.testing.assert_allclose(fitted.sigma2, scale, rtol=1e-7)
     np.testing.assert_allclose(fitted.log_likelihood, log_likelihood, rtol=1e-10)
+
+
+def test_what_sums_of_squares_do_not_show_is_refused():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(4, 20, 1))
+    y = x[..., 0] + rng.normal(size=(4, 1)) + rng.normal(size=(4, 20))
+    with pytest.raises(ValueError, match="subtract its mean"):
+        fit_mixed_model([ClientMoments.of(*it) for it in zip(x, y + 1e8, strict=True)])
+    alone = [ClientMoments.of(row[None], [1.0]) for row in rng.normal(size=(9, 1))]
+    with pytest.raises(ValueError, match="each client has one row"):
+        fit_mixed_model(alone)
+
+
+def test_the_unit_of_an_input_changes_nothing():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(4, 20, 1))
+    y = x[..., 0] + rng.normal(size=(4, 1)) + rng.normal(size=(4, 20))
+    fits = [
+        fit_mixed_model(
+            [ClientMoments.of(unit * a, b) for a, b in zip(x, y, strict=True)]
+        )
+        for unit in (1.0, 5e7)
+    ]
+    assert fits[1].sigma2 == pytest.approx(fits[0].sigma2, rel=1e-6)
+    assert fits[1].beta[1] * 5e7 == pytest.approx(fits[0].beta[1], rel=1e-6)

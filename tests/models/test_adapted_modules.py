@@ -68,6 +68,7 @@ def network(torch, encoder):
 WHERE = "re:(linear\\d|out_proj|narrow).weight$"
 
 
+@pytest.mark.extra
 def test_a_pytorch_module_with_adapters_begins_as_itself_and_goes_back(
     torch, encoder, network
 ):
@@ -93,6 +94,7 @@ def test_a_pytorch_module_with_adapters_begins_as_itself_and_goes_back(
     )
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize("wrap", [lora, frozen])
 def test_what_pytorch_has_frozen_is_an_input_of_programs_too(encoder, network, wrap):
     options = {"where": WHERE, "rank": 2} if wrap is lora else {"where": "not head"}
@@ -110,6 +112,7 @@ def test_what_pytorch_has_frozen_is_an_input_of_programs_too(encoder, network, w
     assert np.abs(outputs(start, doubled) - outputs(start, arrays)).max() > 1e-4
 
 
+@pytest.mark.extra
 def test_a_pytorch_module_starts_from_a_file(torch, encoder, network, tmp_path):
     trained = {
         name: (1.5 * tensor).numpy()

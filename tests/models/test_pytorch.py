@@ -18,6 +18,7 @@ torch = pytest.importorskip(
     "torch", reason="PyTorch (the extra `torch`) is not installed"
 )
 safetensors_torch = pytest.importorskip("safetensors.torch")
+pytestmark = pytest.mark.extra
 nn = torch.nn
 KEY = jax.random.key(0)
 

@@ -60,6 +60,7 @@ def test_a_batch_is_its_examples():
         np.testing.assert_allclose(model.logits(params, x), one_by_one, atol=1e-5)
 
 
+@pytest.mark.extra
 def test_they_equal_pytorch():
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     from torch import nn

@@ -14,6 +14,7 @@ from fedtailor.models.pytorch.operations import Context, Operation
 torch = pytest.importorskip(
     "torch", reason="PyTorch (the extra `torch`) is not installed"
 )
+pytestmark = pytest.mark.extra
 nn = torch.nn
 functional = nn.functional
 KEY = jax.random.key(0)

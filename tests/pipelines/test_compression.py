@@ -2,6 +2,8 @@
 later.
 """
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -111,6 +113,10 @@ def test_the_ledger_counts_what_travels():
     assert both.ledger.totals().models_up == sparse.ledger.totals().models_up == 5
 
 
+CLIENT = SimpleNamespace(has_statistics=False)
+"""A client, as far as top-k asks for it."""
+
+
 def test_what_was_left_is_sent_later():
     """At any time all that was sent and what is kept are all that changed; small
     integers, so that sums are exact.
@@ -126,7 +132,9 @@ def test_what_was_left_is_sent_later():
     kept, changed, arrived = transform.init(start), np.zeros(10), np.zeros(10)
     for _ in range(20):
         change = rng.integers(-9, 9, 10).astype(np.float32)
-        sent, kept = transform.encode({"model": jnp.asarray(change)}, inbox, kept, None)
+        sent, kept = transform.encode(
+            {"model": jnp.asarray(change)}, inbox, kept, CLIENT
+        )
         assert (
             sent["model"].shape == (3,)
             and len(set(np.asarray(sent["model places"]).tolist())) == 3
@@ -137,7 +145,7 @@ def test_what_was_left_is_sent_later():
         assert np.abs(kept).max() <= np.abs(np.asarray(sent["model"])).min()
     assert np.abs(kept).max() > 0
     silent = Inbox(inbox.values, inbox.received, {}, jnp.array(False))
-    _, after = transform.encode({"model": jnp.ones(10)}, silent, kept, None)
+    _, after = transform.encode({"model": jnp.ones(10)}, silent, kept, CLIENT)
     np.testing.assert_array_equal(after, kept)  # who is not asked has sent nothing
 
 

@@ -143,6 +143,8 @@ OWN = ColumnSums(count=40, missing=2, mean=50.0, squares=1000.0)
         {"count": 40, "mean": 50.1},  # nobody else has rows
         {"count": 40, "squares": 1000.1},
         {"count": 41},  # nobody tells of one row
+        {"missing": 10**12},
+        {"count": 2**45, "mean": 2e5, "squares": 2e5**2 * 2**45},
         {"mean": 56.0},
         {"mean": -1e300},
         {"rare": 3},
@@ -232,7 +234,7 @@ def test_products_of_inputs_are_accepted_as_tables_give_them_and_not_smaller(
     rng = np.random.default_rng(seed)
     scale = 10.0 ** rng.integers(-2, 3, inputs)
     parts = [
-        InputSums.of((rng.normal(far, 1, (count, inputs)) * scale).astype(np.float32))
+        InputSums.of_inputs(rng.normal(far, 1, (count, inputs)) * scale, None)
         for count, far in clients
     ]
     pooled = reduce(add, parts)
@@ -253,7 +255,7 @@ def test_products_of_inputs_are_accepted_as_tables_give_them_and_not_smaller(
 
 def test_products_of_a_single_client_are_its_own():
     rng = np.random.default_rng(0)
-    own = InputSums.of(rng.normal(size=(20, 3)).astype(np.float32))
+    own = InputSums.of_inputs(rng.normal(size=(20, 3)), None)
     check_inputs(own, own)
     for change in (
         {"mean": (9.0, 0.0, 0.0)},

@@ -27,6 +27,7 @@ from fedtailor.storage.run_files import ANSWERS
 require_flower()  # sets Flower's environment before its first import
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.nightly,
     pytest.mark.skipif(
         "FEDTAILOR_PROCESS_TESTS" not in os.environ,
         reason=(

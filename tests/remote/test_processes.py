@@ -39,6 +39,7 @@ from fedtailor.remote.transport import TooFewClients, send_and_receive
 require_flower()  # sets Flower's environment before its first import
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.nightly,
     pytest.mark.skipif(
         "FEDTAILOR_PROCESS_TESTS" not in os.environ,
         reason=(

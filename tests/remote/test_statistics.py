@@ -418,6 +418,9 @@ def test_a_client_whose_rows_are_impossible_by_the_others_statistics_is_not_serv
 
 
 def test_inputs_are_decorrelated_as_those_of_one_table_are(clients):
+    """With so many rows that no two categories meet in a few."""
+    for name, path in clients.files.items():
+        rows_of(name, 800).write_csv(path)
     clients.set(decorrelate=True)
     agreed = agree_on_preprocessing(clients.job, clients.start(), NAMES[::-1], wait=60)
     schema = clients.job.schema
@@ -433,7 +436,8 @@ def test_inputs_are_decorrelated_as_those_of_one_table_are(clients):
     )
     expected = fit_decorrelation(correlated)
     found = agreed.preprocessing(schema).decorrelation
-    np.testing.assert_allclose(found.mean, expected.mean, 1e-7, 1e-9)
+    # One table is decorrelated in float32.
+    np.testing.assert_allclose(found.mean, expected.mean, 1e-7, 1e-7)
     np.testing.assert_allclose(
         found.matrix, expected.matrix, atol=1e-5
     )  # inputs that sum to 1 do not vary in one direction

@@ -421,10 +421,8 @@ def test_gains_in_areas_follow_from_rows_of_two_classes(tmp_path):
         rows = pl.read_parquet(path)
         label = pl.col("row") % 2
         predicted = pl.when(pl.col("correct")).then(label).otherwise(1 - label)
-        confidence = 0.6 + 0.01 * (pl.col("row") % 7)
-        rows.with_columns(prediction=predicted, confidence=confidence).write_parquet(
-            path
-        )
+        odds = 0.6 + 0.01 * (pl.col("row") % 7)
+        rows.with_columns(prediction=predicted, log_odds=odds).write_parquet(path)
     decision = decide(StoredExperiment.read(tmp_path, NAME), "shift")
     assert decision.gain_metric == "roc_auc"
     assert not any("do not follow" in text for text in decision.conclusions)

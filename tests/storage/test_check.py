@@ -98,17 +98,17 @@ def test_the_index_of_a_comparison_is_checked_with_the_runs_that_it_names(
     assert "its digest is wrong" in check(index.parent)[0].what
 
 
-def test_a_damaged_proof_in_a_run_is_found(everything, tmp_path):
+def test_a_damaged_audit_in_a_run_is_found(everything, tmp_path):
     shutil.copytree(everything / "runs" / "a", tmp_path / "run")
-    proof = json.dumps(
-        with_digest({"format": "fedtailor proof of forgetting 1", "found": 0})
+    audit = json.dumps(
+        with_digest({"format": "fedtailor privacy audit 1", "rounds": 3})
     )
     for text, whole in (
-        (proof, True),
-        (proof.replace("found", "fuond"), False),
-        (proof[:-3], False),
+        (audit, True),
+        (audit.replace("rounds", "ruonds"), False),
+        (audit[:-3], False),
     ):
-        (tmp_path / "run" / "forgotten.json").write_text(text)
+        (tmp_path / "run" / "audit.json").write_text(text)
         (found,) = check(tmp_path)
         assert found.whole == whole
 

@@ -52,6 +52,7 @@ def test_unos_weights_are_one_without_censoring():
     )
 
 
+@pytest.mark.extra
 def test_as_in_scikit_survival():
     metrics = pytest.importorskip(
         "sksurv.metrics", reason="scikit-survival is not installed"

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtailor.survival import cox_sums, fit_cox
+from fedtailor.survival import cox_sums, fit_cox, harrell
 from fedtailor.tasks import CoxPartial
 from survival.test_curves import CONTROLS, SEEN, TREATED
 
@@ -111,6 +111,7 @@ def test_what_cannot_be_estimated_is_told(rows, problem):
         fit_cox([partial(cox_sums, *rows)], 1)
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize("strata", [False, True])
 def test_one_client_and_several_are_lifelines(strata):
     pandas = pytest.importorskip("pandas", reason="pandas is not installed")
@@ -132,6 +133,7 @@ def test_one_client_and_several_are_lifelines(strata):
     np.testing.assert_allclose(fit.errors, fitted.standard_errors_, atol=1e-6)
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize("ties", ["efron", "breslow"])
 def test_one_client_is_scikit_survivals(ties):
     linear = pytest.importorskip(
@@ -143,3 +145,32 @@ def test_one_client_is_scikit_survivals(ties):
     model = linear.CoxPHSurvivalAnalysis(ties=ties, tol=1e-12).fit(x, rows)
     fit = fit_cox([partial(cox_sums, x, time, event, ties=ties)], 3)
     np.testing.assert_allclose(fit.coefficients, model.coef_, atol=1e-6)
+
+
+def test_each_refusal_has_its_own_reason():
+    rng = np.random.default_rng(0)
+    x, time, event = rng.normal(size=(20, 3)), rng.exponential(size=20), np.ones(20)
+
+    def fit(inputs):
+        return fit_cox([partial(cox_sums, inputs, time, event)], inputs.shape[1])
+
+    flat = np.column_stack([x[:, 0], np.full(20, 3.7)])
+    with pytest.raises(ValueError, match=r"input 1 .* constant within every client"):
+        fit(flat)
+    with pytest.raises(ValueError, match="determine each other"):
+        fit(np.column_stack([x[:, 0], 2 * x[:, 0] + x[:, 1], x[:, 1]]))
+    unknown = x.copy()
+    unknown[3, 2] = np.nan
+    with pytest.raises(ValueError, match=r"input 2 .* has missing values"):
+        fit(unknown)
+    # The unit of an input is none.
+    scale = np.array([1e6, 1.0, 1e-4])
+    np.testing.assert_allclose(
+        fit(x * scale).coefficients * scale, fit(x).coefficients, rtol=1e-6
+    )
+
+
+def test_harrell_refuses_missing_numbers():
+    for time, risk in (([1.0, np.nan], [1.0, 2.0]), ([1.0, 2.0], [np.nan, 2.0])):
+        with pytest.raises(ValueError, match="NaN"):
+            harrell(time, [1, 1], risk)

@@ -73,6 +73,7 @@ def test_brier_without_censoring_is_the_mean_square():
     assert integrated_brier(times, [1.0, 1.0, 1.0]) == pytest.approx(1.0)
 
 
+@pytest.mark.extra
 def test_as_in_lifelines_and_scikit_survival():
     lifelines = pytest.importorskip("lifelines", reason="lifelines is not installed")
     metrics = pytest.importorskip(

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtailor.tables.encoding import MIN_ROWS, ColumnEncoding
+from fedtailor.tables.hiding import counts_of, shown
 from fedtailor.tables.sums import ColumnSums, InputSums
 
 
@@ -26,11 +27,13 @@ def test_a_column_with_few_values_is_one_without_values(kind, few):
 
 
 @pytest.mark.parametrize("few", range(1, MIN_ROWS))
-def test_few_missing_cells_are_counted_as_the_mean(few):
+def test_few_missing_cells_are_filled_by_cells_near_the_mean(few):
+    """The mean itself would have the number of the other cells in its digits."""
     values = np.arange(20.0)
     told = ColumnSums.of(pl.Series([*values, *[None] * few]), "number")
+    filled = [*values, *[9.0, 10.0, 8.0, 11.0][:few]]
     assert told.count == 20 + few and told.missing == 0
-    assert told.mean == pytest.approx(9.5) and told.squares == pytest.approx(665)
+    assert told == ColumnSums.of(pl.Series(filled), "number")
 
 
 @pytest.mark.parametrize("few", range(1, MIN_ROWS))
@@ -86,49 +89,93 @@ def test_every_count_is_zero_or_large_enough(data, kind, lists):
         assert told.count == told.rare + sum(told.categories.values())
 
 
-def test_an_input_of_few_rows_is_in_no_product():
+@given(st.data(), st.sampled_from(["number", "boolean", "category"]))
+def test_what_is_shown_has_no_small_group_and_is_shown_as_it_is(data, kind):
+    """So no answer tells a table from the one that is shown."""
+    cells = data.draw(st.lists(CELLS[kind], min_size=1, max_size=40))
+    dtype = pl.String if kind == "category" else pl.Float64
+    values = pl.Series(cells, dtype=dtype)
+    found = shown(values, kind)
+    assert found.equals(shown(found, kind)) and len(found) == len(values)
+    missing = found.null_count()
+    assert missing in (0, len(values)) or MIN_ROWS <= missing <= len(values) - MIN_ROWS
+    _, rows = counts_of(found)
+    few = rows[rows < MIN_ROWS]
+    if kind == "number":  # many numbers may be those of a row each, or none
+        assert few.sum() == 0 or few.sum() >= MIN_ROWS
+    elif len(values) >= MIN_ROWS:
+        assert not len(few)
+    assert shown(values, kind, 1).equals(values)
+
+
+def test_numbers_of_few_rows_become_the_nearest_of_many():
+    cells = pl.Series([0.0] * 9 + [1.0] * 6 + [0.2, 0.9, 49.634])
+    assert shown(cells, "number").to_list() == [0.0] * 9 + [1.0] * 6 + [0.0, 1.0, 1.0]
+    # and where gaps are filled, with their neighbours
+    few = pl.Series([0.0] * 3 + [49.634, None, None])
+    assert shown(few, "number").null_count() == 6
+    few = pl.Series([0.0] * 4 + [49.634, None, None])
+    assert shown(few, "number").to_list() == [0.0] * 7
+
+
+def encoded(cells, kind="number", **settings):
+    """Cells of a column, and an encoding of them."""
+    return pl.Series(cells), ColumnEncoding("x", kind, 0.0, False, **settings)
+
+
+def products(*columns):
+    """The products of columns with each other."""
+    cells, encodings = zip(*columns, strict=True)
+    return InputSums.of(cells, encodings).matrix()
+
+
+def test_inputs_that_meet_in_few_rows_are_in_no_product():
+    """Their product would count these rows."""
+    yes, no = [1.0] * 12, [0.0] * 28
+    one = encoded([*yes, *no], "boolean")
+    for both, is_sent in ((0, True), (3, False), (5, True), (8, False), (12, True)):
+        other = encoded([*no[: 12 - both], *yes, *no[: 16 + both]], "boolean")
+        matrix = products(one, other)
+        assert (matrix[0, 1] != 0) == is_sent and matrix[0, 0] and matrix[1, 1]
+
+
+def test_a_number_that_varies_in_few_rows_of_a_group_is_in_no_product():
+    """A column that is mostly 0 would give its values in the group's rows."""
     rng = np.random.default_rng(0)
-    x = rng.normal(size=(30, 3)).astype(np.float32)
-    x[:, 1] = 0
-    x[:4, 1] = 1  # four rows of a category
-    told = InputSums.of(x)
-    assert told.mean[1] == 0 and not told.matrix()[1].any()
-    x[:5, 1] = 1
-    assert InputSums.of(x).matrix()[1].all()
+    ill = encoded([1.0] * 15 + [0.0] * 45, "boolean")
+    for both, is_sent in ((0, True), (1, False), (4, False), (6, True)):
+        lab = np.zeros(60)
+        lab[15 - both : 27 - both] = rng.uniform(10, 60, 12)
+        assert (products(ill, encoded(lab))[0, 1] != 0) == is_sent
+
+
+def test_a_combination_of_columns_that_is_one_row_is_in_no_product():
+    rng = np.random.default_rng(0)
+    age, cost = rng.normal(size=(2, 50))
+    nearly = age.copy()
+    nearly[7] += 1
+    matrix = products(encoded(age), encoded(nearly), encoded(cost))
+    assert not (matrix - np.diag(np.diag(matrix))).any(axis=0).all()
+    far = products(encoded(age), encoded(age + rng.normal(size=50)), encoded(cost))
+    assert far.all()
+
+
+def test_products_of_few_rows_are_refused():
     with pytest.raises(ValueError, match="or fewer than 5: sums of products would"):
-        InputSums.of(x[:4, :1])
+        products(encoded([1.0, 2.0, 4.0, 3.0]))
 
 
-def test_no_few_rows_follow_from_products_of_the_inputs_of_a_column():
-    """Before, the inputs of all other categories together showed what the rows of a rare
-    one hold, and a mean of all clients far away where a gap is.
-    """
-    rng = np.random.default_rng(0)
-    other = rng.normal(size=40).astype(np.float32)
-    ward = ColumnEncoding("ward", "category", "a", False, categories=("a", "b", "c"))
-    age = ColumnEncoding("age", "number", 0.0, False, 0.0, 1.0)
-    codes = np.r_[np.zeros(20, int), np.ones(15, int), 2, 2, 3, 3, 3]
-    wards = np.eye(4, dtype=np.float32)[codes, :3]  # 3 is a category without an input
-    ages = rng.normal(-1, 1e-4, 40).astype(np.float32)
-    ages[7] = 0  # a gap, where all others are far from the pooled mean
-    x = np.column_stack([wards, ages, other])
-    told = InputSums.of(x, (ward, age, age))
-
-    def sums_of(weights):
-        """The sum of the last input over rows, weighted by inputs, from what is told."""
-        mean, matrix = np.array(told.mean), told.matrix()
-        return weights @ (matrix[:, -1] + 40 * mean * mean[-1])
-
-    every = np.array(told.mean) * 40
-    # All rows have a ward: what is told of all wards is what is told of all rows.
-    np.testing.assert_allclose(every[:3].sum(), 40)
-    np.testing.assert_allclose(sums_of(np.array([1, 1, 1, 0, 0])), every[-1], atol=1e-4)
-    # The sum over rows with an age, times the age, is that of all rows.
-    shown = every[-1] + sums_of(np.array([0, 0, 0, 1, 0]))
-    assert abs(shown - other[7]) > 0.1 * abs(other[7]) and abs(shown) < 0.05
-    # What follows for five rows or more stays as it is.
-    wards[35:37] = [0, 1, 0]
-    wards[37:] = [0, 1, 0]
-    np.testing.assert_array_equal(
-        InputSums.of(wards, (ward,)).mean, InputSums.of(wards).mean
-    )
+def test_products_follow_from_what_is_shown():
+    """Gaps are filled by all clients' mean: which rows have them is told by no product."""
+    rng = np.random.default_rng(1)
+    age, cost = rng.normal(size=(2, 60))
+    gaps = pl.Series([*age[:-8], *[None] * 8])
+    matrices = []
+    for mean in (0.0, 1000.0):
+        column = ColumnEncoding("age", "number", mean, True, mean, 1.0)
+        told = InputSums.of([gaps, pl.Series(cost)], [column, encoded(cost)[1]])
+        matrices.append(told.matrix())
+    # the inputs are 0 where a cell is missing; the other mean adds a multiple of that
+    back = np.eye(3)
+    back[1, 0] = -1000.0
+    np.testing.assert_allclose(back.T @ matrices[1] @ back, matrices[0], atol=1e-4)

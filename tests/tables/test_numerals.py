@@ -171,3 +171,49 @@ def test_letters_with_accents_are_one_name(tmp_path):
 def test_cells_that_are_no_numbers_stay_as_they_are():
     series = pl.Series(["1.204,5", "12.04.2020", "old", None])
     assert without_marks(series, ",").to_list() == ["1204.5", "12.04.2020", "old", None]
+
+
+def test_values_that_differ_in_capitals_are_named_and_folded(tmp_path):
+    columns = {
+        "site": ["Basel", "BASEL", "Bern"],
+        "sick": ["yes", "No", "Yes", "no", "no"],
+        "sex": ["m", "M", "f  f", "f f"],
+        "age": ["1", "2", "3", "4", "5", "6", "7"],
+    }
+    path = file(tmp_path, columns)
+    (warning,) = [
+        text for text in from_table(path, **ROLES).warnings if "capitals" in text
+    ]
+    for name in ("BASEL / Basel", "No / no", "M / m", "--fold-case"):
+        assert name in warning
+    table = from_table(
+        path, **ROLES, fold_case=True, positive=("YES",), unseen=("BERN",)
+    )
+    assert table.names == ("basel", "bern") and table.class_names == ("no", "yes")
+    assert not any("capitals" in text for text in table.warnings)
+    rows = [{"sex": "F  f", "age": 1}, {"sex": "f f", "age": 1}]
+    first, second = table.preprocessing.transform(rows)
+    np.testing.assert_array_equal(first, second)
+    stored = type(table.preprocessing).from_json(table.preprocessing.to_json())
+    assert stored.fold_case
+
+
+def test_one_unit_after_all_numbers_is_read(tmp_path):
+    columns = {
+        "share": ["93%", "41.3 %", "7%"],
+        "age": ["53 years", "54 years", "9 years", "70 years"],
+        "code": ["3A", "4A", "5A", "6A", "7A"],
+    }
+    table = from_table(file(tmp_path, columns), **ROLES)
+    assert table.preprocessing.inputs[:2] == ("share", "age")
+    assert "code = 3A" in table.preprocessing.inputs
+    assert "Units stand after the numbers of: share (%), age (years)." in table.notes
+    row = {"share": "93 %", "age": 53, "code": "3A"}
+    np.testing.assert_array_equal(table.preprocessing.transform(row), table.x[:1])
+    with pytest.raises(ValueError, match="'age' holds '53 days'"):
+        table.preprocessing.transform({**row, "age": "53 days"})
+
+
+def test_numbers_of_clients_are_whole(tmp_path):
+    path = file(tmp_path, {"site": ["10.0", "11.0"], "age": ["1", "2", "3"]})
+    assert from_table(path, **ROLES).names == ("10", "11")

@@ -261,6 +261,7 @@ def test_rows_are_read_by_name(frame, table):
     np.testing.assert_array_equal(learned.transform(typed), table.x)
 
 
+@pytest.mark.extra
 def test_pandas_rows(frame, table):
     pandas = pytest.importorskip(
         "pandas", reason="pandas is not installed; fedtailor does not need it"
@@ -280,20 +281,6 @@ GOOD = {"mass": 70.0, "town": "Rome", "code": 1, "smoker": True, "born": "1960-0
         (
             {key: value for key, value in GOOD.items() if key != "mass"},
             "no column 'mass' for the model's inputs",
-        ),
-        (
-            {**GOOD, "tonw": "Rome"},
-            (
-                "column 'tonw' was not in the table that the model learned.*did you"
-                " mean 'town'"
-            ),
-        ),
-        (
-            {**GOOD, "zzz": 1},
-            (
-                "column 'zzz' was not in the table that the model learned from; take it"
-                " out$"
-            ),
         ),
         (
             [GOOD, {**GOOD, "code": None}],

@@ -175,6 +175,7 @@ def test_parquet_and_typed_frames(frame, expected, tmp_path):
     same(from_table(decimals.lazy(), **ROLES), expected)
 
 
+@pytest.mark.extra
 def test_pandas_frames(frame, expected):
     pandas = pytest.importorskip(
         "pandas", reason="pandas is not installed; fedtailor does not need it"
@@ -187,10 +188,18 @@ def test_pandas_frames(frame, expected):
         from_table(twice, **ROLES)
 
 
-def workbook(path, frame):
-    """The smallest .xlsx file: one sheet, all text in the cells."""
+def workbook(path, frame, *, titles=(), cover=None):
+    """The smallest .xlsx file: a sheet, all text in the cells, perhaps after a cover.
+
+    Args:
+        path: the file.
+        frame: the table on the sheet "visits".
+        titles: lines above it.
+        cover: the cell of a sheet of its own, the first one.
+    """
     kinds = {True: '<c t="inlineStr"><is><t>{}</t></is></c>', False: "<c><v>{}</v></c>"}
-    rows = ["".join(kinds[True].format(name) for name in frame.columns)]
+    rows = [kinds[True].format(title) for title in titles]
+    rows.append("".join(kinds[True].format(name) for name in frame.columns))
     for row in frame.rows():
         rows.append(
             "".join(
@@ -199,19 +208,27 @@ def workbook(path, frame):
             )
         )
     sheet = "".join(f"<row>{row}</row>" for row in rows)
+    sheets = {"visits": sheet}
+    if cover is not None:
+        first = f"<row>{kinds[True].format(cover)}</row>" if cover else ""
+        sheets = {"cover": first, **sheets}
     main = "http://schemas.openxmlformats.org/spreadsheetml/2006/main"
     relations = "http://schemas.openxmlformats.org/package/2006/relationships"
     document = "http://schemas.openxmlformats.org/officeDocument/2006/relationships"
     kind = "application/vnd.openxmlformats-officedocument.spreadsheetml"
     with zipfile.ZipFile(path, "w") as file:
+        numbered = list(enumerate(sheets, 1))
+        parts = "".join(
+            f'<Override PartName="/xl/worksheets/sheet{number}.xml"'
+            f' ContentType="{kind}.worksheet+xml"/>'
+            for number, _ in numbered
+        )
         file.writestr(
             "[Content_Types].xml",
             "<Types"
             ' xmlns="http://schemas.openxmlformats.org/package/2006/content-types"><Override'
             ' PartName="/xl/workbook.xml"'
-            f' ContentType="{kind}.sheet.main+xml"/><Override'
-            ' PartName="/xl/worksheets/sheet1.xml"'
-            f' ContentType="{kind}.worksheet+xml"/></Types>',
+            f' ContentType="{kind}.sheet.main+xml"/>{parts}</Types>',
         )
         file.writestr(
             "_rels/.rels",
@@ -219,20 +236,30 @@ def workbook(path, frame):
             f' Type="{document}/officeDocument"'
             ' Target="xl/workbook.xml"/></Relationships>',
         )
+        listed = "".join(
+            f'<sheet name="{name}" sheetId="{number}" r:id="r{number}"/>'
+            for number, name in numbered
+        )
         file.writestr(
             "xl/workbook.xml",
-            f'<workbook xmlns="{main}" xmlns:r="{document}"><sheets><sheet'
-            ' name="visits" sheetId="1" r:id="r1"/></sheets></workbook>',
+            f'<workbook xmlns="{main}" xmlns:r="{document}"><sheets>{listed}</sheets>'
+            "</workbook>",
+        )
+        targets = "".join(
+            f'<Relationship Id="r{number}" Type="{document}/worksheet"'
+            f' Target="worksheets/sheet{number}.xml"/>'
+            for number, _ in numbered
         )
         file.writestr(
             "xl/_rels/workbook.xml.rels",
-            f'<Relationships xmlns="{relations}"><Relationship Id="r1" Type='
-            f'"{document}/worksheet" Target="worksheets/sheet1.xml"/></Relationships>',
+            f'<Relationships xmlns="{relations}">{targets}</Relationships>',
         )
-        file.writestr(
-            "xl/worksheets/sheet1.xml",
-            f'<worksheet xmlns="{main}"><sheetData>{sheet}</sheetData></worksheet>',
-        )
+        for number, name in numbered:
+            file.writestr(
+                f"xl/worksheets/sheet{number}.xml",
+                f'<worksheet xmlns="{main}"><sheetData>{sheets[name]}</sheetData>'
+                "</worksheet>",
+            )
 
 
 def test_excel_sheets(frame, expected, tmp_path):
@@ -245,8 +272,26 @@ def test_excel_sheets(frame, expected, tmp_path):
     )
     same(from_table(tmp_path / "t.xlsx", **ROLES), expected)
     same(from_table(tmp_path / "t.xlsx", **ROLES, sheet="visits"), expected)
-    with pytest.raises(ValueError, match=r"t\.xlsx cannot be read as Excel"):
-        from_table(tmp_path / "t.xlsx", **ROLES, sheet="other")
+    with pytest.raises(
+        ValueError, match=r"t\.xlsx called 'vists'.*did you mean.*visits"
+    ):
+        from_table(tmp_path / "t.xlsx", **ROLES, sheet="vists")
+
+
+def test_a_sheet_behind_a_cover_and_names_below_titles(frame, expected, tmp_path):
+    pytest.importorskip("fastexcel", reason="the extra `excel` is not installed")
+    cells = frame.cast({"smoker": pl.String}).with_columns(
+        pl.col("mass").cast(pl.String).fill_null("?")
+    )
+    workbook(tmp_path / "t.xlsx", cells, titles=("Our study", "2024"), cover="Cover")
+    table = from_table(tmp_path / "t.xlsx", **ROLES)
+    same(table, expected)
+    assert "Sheet 'visits' is read, one of 2 (cover, visits)" in " ".join(table.notes)
+    assert any("in row 3 of the sheet" in note for note in table.notes)
+    with pytest.raises(ValueError, match=r"columns \(Cover\) and no rows"):
+        from_table(tmp_path / "t.xlsx", **ROLES, sheet="cover")
+    workbook(tmp_path / "t.xlsx", cells, cover="")
+    same(from_table(tmp_path / "t.xlsx", **ROLES), expected)
 
 
 def test_columns_of_arrays_are_columns_of_numbers():

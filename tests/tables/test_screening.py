@@ -74,8 +74,8 @@ def test_what_is_asked_for_stays_with_a_warning(frame):
 def test_quantities_with_units_are_named():
     numbers = np.arange(60)
     texts = {
-        "weight": [f"{n}.5 kg" for n in numbers],
-        "share": [f"{n}%" for n in numbers],
+        "weight": [f"{n}.5 {'kg' if n % 9 else 'g'}" for n in numbers],
+        "share": [f"{n}{'%' if n % 9 else ' kg'}" for n in numbers],
         "price": [f"$1,{n:03d}" for n in numbers],
         "name": [f"{n} Baker Street" for n in numbers],
     }

@@ -283,3 +283,44 @@ def test_clients_of_one_row_raise_an_eyebrow():
     said = "67 of 70 clients have a single row, such as 100, 101, 102: is"
     assert warning.startswith(said)
     assert "is 'site' the column" in warning
+
+
+# what is far off, lacking or repeated
+# --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("column", ["y", "mass"])
+def test_a_number_that_is_far_off_is_named(column):
+    table = frame()
+    # In every split there are training rows, and it is in one of them.
+    found = []
+    for row in range(6):
+        values = table[column].to_list()
+        values[row] = 1e9
+        changed = table.with_columns(pl.Series(column, values))
+        found += from_table(changed, **ROLES).warnings
+    assert any(f"'{column}' is 1e+09 in 1 of" in text for text in found)
+    assert not any("--missing" in text or "skip" in text for text in found)
+
+
+def test_a_column_that_a_client_lacks_names_the_client():
+    lacking = [None if row % 3 == 1 else float(row % 7) for row in range(ROWS)]
+    table = from_table(frame(marker=lacking), **ROLES)
+    assert "Missing in all rows of a client: marker (s1)." in table.notes
+
+
+def test_several_rows_of_a_patient_are_named():
+    pairs = [f"p{row // 6:03d}{row % 3}" for row in range(ROWS)]
+    (warning,) = from_table(frame(visitor=pairs), **ROLES).warnings
+    assert "'visitor' has 120 values in 240 rows" in warning
+    assert "--group visitor" in warning
+    assert from_table(frame(visitor=pairs), **ROLES, group="visitor").warnings == ()
+    numbers = [1000 + row // 2 for row in range(ROWS)]  # at two clients
+    (warning,) = from_table(frame(patient_id=numbers), **ROLES).warnings
+    assert "--group patient_id" in warning
+
+
+def test_long_numbers_that_all_differ_are_no_input():
+    insured = [7_560_000_000_000 + 91_193 * row**2 for row in range(ROWS)]
+    table = from_table(frame(ahv=insured), **ROLES)
+    assert "a different whole number" in table.preprocessing.ignored["ahv"]

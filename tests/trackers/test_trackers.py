@@ -168,7 +168,14 @@ def test_what_a_library_raises_ends_in_one_line(federation):
     assert broken.ended == "failed"
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "tensorboard",
+        pytest.param("mlflow", marks=pytest.mark.extra),
+        pytest.param("wandb", marks=pytest.mark.extra),
+    ],
+)
 def test_the_library_s_own_store_holds_every_round_once(
     federation, tmp_path, monkeypatch, offline, name
 ):

@@ -143,6 +143,10 @@ def centred_clipping(
 
         v <- v + mean_i (x_i - v) min(1, radius / |x_i - v|)
 
+    A vector moves v by at most radius / n in a step, however far it is: f liars of n move
+    it by at most f radius / n. Where the honest vectors are further from v than the
+    radius, several steps are needed to arrive at them.
+
     Args:
         x: the vectors.
         centre: v before the first step, such as the result of the round before.

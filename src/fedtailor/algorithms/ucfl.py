@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from fedtailor.aggregation import (
     Kernel,
@@ -31,6 +31,7 @@ from fedtailor.algorithms.helpers.user_centric import (
 )
 from fedtailor.algorithms.helpers.validation import validation_error
 from fedtailor.algorithms.helpers.warm_up import (
+    TEST_SHARE,
     WarmUp,
     gradient_noise,
     sketch,
@@ -71,6 +72,17 @@ PROBE_SHARE = 0.1
 
 With smaller batches there are more of them, and their mean has less noise.
 """
+
+
+def _batch_size(n_k: int | float, n: Int[Array, ""]) -> Int[Array, ""]:
+    """The samples of a batch: a number, or a share of a client's n samples. At most half
+    of them, so that there are two batches.
+    """
+    if not isinstance(n_k, int):
+        # The tolerance makes a third of 9 samples 3 samples, although 1/3 is rounded in
+        # single precision.
+        n_k = jnp.int32(n_k * n + 1e-3)
+    return jnp.maximum(jnp.minimum(n_k, n // 2), 1)
 
 
 @hyperparameters
@@ -286,14 +298,11 @@ class UCFL(Algorithm):
         # Other settings need sigma^2 for one n_k.
         needs_trace = self._needs_trace
         n_k = PROBE_SHARE if needs_trace else self.sigma_batch
+        # The test of whether clients differ must know the noise from many batches.
+        if self.warm == "auto":
+            n_k = TEST_SHARE
         assert not isinstance(n_k, str)
-        if not isinstance(n_k, int):
-            # The tolerance makes a third of 9 samples 3 samples, although 1/3 is
-            # rounded in single precision.
-            tolerance = 1e-3
-            n_k = jnp.int32(n_k * n + tolerance)
-        # At most half of the samples, so that there are two batches.
-        batch_size = jnp.maximum(jnp.minimum(n_k, n // 2), 1)
+        batch_size = _batch_size(n_k, n)
         batches = jnp.maximum(n // batch_size, 1)
         gradient = local.gradient(theta)
 
@@ -311,6 +320,10 @@ class UCFL(Algorithm):
         # sigma_i^2 = tr S (1/n_k - 1/n) = (tr S / n) (n / n_k - 1), in expectation
         factor = jnp.where(n > batch_size, n / batch_size - 1, 1)
         noise = sigma2 / factor.astype(sums_type(theta))
+        if self.warm == "auto" and not needs_trace:
+            assert not isinstance(self.sigma_batch, str)
+            own = _batch_size(self.sigma_batch, n)
+            sigma2 = noise * jnp.where(n > own, n / own - 1, 1).astype(noise.dtype)
         answer = {
             "gradient": gradient,
             "sigma2": noise if needs_trace else sigma2,

@@ -23,6 +23,7 @@ from fedtailor.decision.shares import (
 from fedtailor.decision.warnings import (
     warn_few_validation_rows,
     warn_grid_edges,
+    warn_not_still,
     warn_repeated_rows,
     warn_small_tests,
     warn_still_falling,
@@ -57,6 +58,7 @@ __all__ = [
     "two_way_interval",
     "warn_few_validation_rows",
     "warn_grid_edges",
+    "warn_not_still",
     "warn_repeated_rows",
     "warn_small_tests",
     "warn_still_falling",

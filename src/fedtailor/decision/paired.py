@@ -220,6 +220,27 @@ def seed_variance(clients: Sequence[PairedRows]) -> SeedVariance:
     )
 
 
+def variance_over_seeds(clients: Sequence[PairedRows]) -> tuple[float, int] | None:
+    """The variance over seeds of the mean over clients of their mean differences, and its
+    degrees of freedom, S - 1; None without `MIN_SEEDS` seeds.
+
+    Unlike the parts of `seed_variance` it is no difference of two estimates, which would
+    be 0 in every other case, and no interval could then hold its level.
+    """
+    measured = [it for it in clients if len(it.seeds) >= MIN_SEEDS]
+    if not measured:
+        return None
+    seeds = np.unique(np.concatenate([it.seeds for it in measured]))
+    # Of each seed the sum of the clients' deviations from their own means.
+    deviations = np.zeros(len(seeds))
+    for it in measured:
+        own = it.differences - it.differences.mean()
+        deviations[np.searchsorted(seeds, it.seeds)] += own
+    degrees = len(seeds) - 1
+    variance = float(np.square(deviations).sum()) / degrees / len(measured) ** 2
+    return variance * float(np.mean([_scale(it) for it in measured])), degrees
+
+
 def _value(
     scores: NDArray[np.float64], truth: NDArray[np.float64], score: Score
 ) -> float:

@@ -271,21 +271,21 @@ class AreaScore(PairsScore):
     with; ties count half.
     """
 
-    column: str = "confidence"
+    column: str = "log_odds"
     # A row holds the probability of one class only.
     most_outputs: int | None = 2
 
     @property
     def columns(self) -> tuple[str, ...]:
-        return "correct", "prediction", "confidence"
+        return "correct", "prediction", "log_odds"
 
     def prepare(self, rows: pl.DataFrame) -> pl.DataFrame:
-        # The probability of the class predicted is one half or more, so that with a
-        # sign it ranks rows as the probability of the second class does.
+        # The log-odds of the class predicted are 0 or more, so that with a sign they are
+        # those of the second class.
         predicted = pl.col("prediction").cast(pl.Float64)
         wrong = 1.0 - pl.col("correct").cast(pl.Float64)
         return rows.with_columns(
-            score=(2 * predicted - 1) * pl.col("confidence").cast(pl.Float64),
+            score=(2 * predicted - 1) * pl.col("log_odds").cast(pl.Float64),
             truth=(predicted - wrong).abs(),
         )
 

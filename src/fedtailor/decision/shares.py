@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fedtailor.decision.gains import find_score, holm, paired_rows
 from fedtailor.decision.intervals import Interval, student_interval
-from fedtailor.decision.paired import PairedRows, seed_variance
+from fedtailor.decision.paired import PairedRows, variance_over_seeds
 from fedtailor.decision.row_scores import Score
 from fedtailor.protocol import require
 
@@ -228,8 +228,8 @@ def _mean_gain(
     if not count:
         return Interval(np.nan, np.nan, np.nan, np.nan)
     clients = list(pairs.values())
-    of_seeds = seed_variance(clients)
     center = float(np.mean([pair.center for pair in clients]))
+    by_seeds = variance_over_seeds(clients)
     parts = [
         ((pair.row_variance if pair.degrees > 0 else np.inf) / count**2, pair.degrees)
         for pair in clients
@@ -238,13 +238,16 @@ def _mean_gain(
     # Satterthwaite's degrees of freedom of a sum of variances.
     squares = sum(variance**2 / max(degrees, 1) for variance, degrees in parts)
     degrees = by_rows**2 / squares if 0 < squares < np.inf else 1
-    components: list[tuple[float, int]] = [(by_rows, max(int(degrees), 1))]
-    if of_seeds.own_degrees > 0:
-        components.append((float(of_seeds.own.sum()) / count**2, of_seeds.own_degrees))
-    if of_seeds.common_degrees > 0:
-        # Luck that all clients share does not average out.
-        common = float(np.sqrt(of_seeds.common).mean() ** 2)
-        components.append((common, of_seeds.common_degrees))
+    # What seeds add is what the mean over clients varies by from seed to seed, luck that
+    # all clients share included. A part of it is rows that another training answers
+    # otherwise, which rows have determined as well: it counts once, and is taken from
+    # them, as they have more degrees of freedom.
+    components: list[tuple[float, int]] = []
+    if by_seeds is not None:
+        counted = sum(pair.between_seeds / len(pair.seeds) for pair in clients)
+        by_rows -= min(counted / count**2, by_seeds[0], by_rows)
+        components.append(by_seeds)
+    components.append((by_rows, max(int(degrees), 1)))
     interval = student_interval(center, components, confidence)
     base_value = float(np.mean([pair.base_values.mean() for pair in clients]))
     return Interval(

@@ -237,5 +237,47 @@ def warn_still_falling(curves: Mapping[str, tuple[ArrayLike, ArrayLike]]) -> lis
     ]
 
 
+Curve = tuple[ArrayLike, ArrayLike]
+"""Rounds [r] and losses [r]."""
+
+
+def warn_not_still(curves: Mapping[str, Sequence[Curve]], rounds: int) -> list[str]:
+    """Warns about methods whose validation loss fell or rose at the end of training.
+
+    Of a loss that wavers without direction nothing is said, as more rounds change nothing.
+
+    Args:
+        curves: method -> the validation loss of each run.
+        rounds: the most rounds.
+
+    Example:
+        >>> from fedtailor.decision import warn_not_still
+        >>> rising = (range(1, 31), [1 + abs(number - 9) / 9 for number in range(1, 31)])
+        >>> print(warn_not_still({"fedavg": [rising]}, 30)[0])
+        validation loss rises, which is overfitting: fedavg (lowest after 9 ...
+    """
+    falling, rising = [], []
+    for method, runs in curves.items():
+        moves = [movement(*curve) for curve in runs]
+        if "rising" in moves:
+            numbers, losses = runs[moves.index("rising")]
+            lowest = np.asarray(numbers)[int(np.argmin(losses))]
+            rising.append(f"{method} (lowest after {lowest:.0f} rounds)")
+        elif "falling" in moves or "unknown" in moves:
+            falling.append(method)
+    warnings = []
+    if falling:
+        warnings.append(
+            f"validation loss did not stand still within {rounds} rounds:"
+            f" {join_names(falling, MAX_NAMES)}; train for more (--rounds)"
+        )
+    if rising:
+        warnings.append(
+            f"validation loss rises, which is overfitting: {join_names(rising, MAX_NAMES)};"
+            " train for fewer (--rounds)"
+        )
+    return warnings
+
+
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)

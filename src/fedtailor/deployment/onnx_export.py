@@ -28,6 +28,7 @@ from fedtailor.protocol import Mixture, NearestNeighbors, require
 from fedtailor.storage import PersonalModel
 from fedtailor.storage.digests import SUMS, sums_of
 from fedtailor.storage.export import PREPROCESSING, make_new
+from fedtailor.tables.kinds import FALSE_WORDS, TRUE_WORDS
 from fedtailor.tables.target import label_text
 from fedtailor.tasks import DiscreteTime, Survival
 
@@ -61,7 +62,7 @@ def export_onnx(
     time, and has an output for each `window` (in the metadata) of them.
 
     The graph's metadata holds the names of the client, the columns, the inputs and the
-    classes. The file `SHA256SUMS` holds the digests of all files.
+    classes, and which words of a column of booleans are 1 and 0. The file `SHA256SUMS` holds the digests of all files.
 
     Args:
         personal: the models.
@@ -261,6 +262,11 @@ def _metadata(personal: PersonalModel) -> dict[str, str]:
     if personal.preprocessing is not None:
         target = personal.preprocessing.target
         metadata["inputs"] = json.dumps(list(personal.preprocessing.inputs))
+        columns = personal.preprocessing.columns
+        booleans = [column.name for column in columns if column.kind == "boolean"]
+        if booleans:
+            words = {"1": TRUE_WORDS, "0": FALSE_WORDS}
+            metadata["booleans"] = json.dumps({"columns": booleans, **words})
         metadata["target"] = target.name
         if target.classes:
             metadata["classes"] = json.dumps(list(target.classes))

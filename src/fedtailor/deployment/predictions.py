@@ -1,5 +1,6 @@
 """Predicts the raw rows of a file."""
 
+import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,10 +11,11 @@ import polars as pl
 from numpy.typing import NDArray
 
 from fedtailor._files import translate_read_errors
+from fedtailor._printable import join_names
 from fedtailor.conformal import Calibration, require_coverage
 from fedtailor.deployment.data import require_simulation
 from fedtailor.deployment.opening import OpenedRun
-from fedtailor.protocol import check_choice, require
+from fedtailor.protocol import require
 from fedtailor.storage import PersonalModel
 from fedtailor.tables import ENDINGS, Preprocessing, TableOptions
 from fedtailor.tables.kinds import category_text
@@ -39,6 +41,7 @@ def predictions(
     calibrated: bool = False,
     calibration: Calibration | None = None,
     times: Sequence[float] = (),
+    keep: Sequence[str] = (),
 ) -> pl.DataFrame:
     """Predict the rows of a file with personal models.
 
@@ -57,9 +60,11 @@ def predictions(
         calibrated: whether to divide logits by the client's temperature.
         calibration: where sets, intervals and temperatures are from.
         times: of survival, the times at which to predict the share without the event.
+        keep: columns of the rows to return, too, such as an id.
 
     Returns:
-        The columns row (from 1; for windows the first row, and last_row), client (if the
+        The columns row (from 1; for windows the first row, and last_row), those of
+        `keep`, client (if the
         table names clients), prediction (or prediction 1, 2, ... for several targets),
         and for classes the probability of
         the predicted class, and "p(LABEL)" of every class if requested. Of survival
@@ -76,6 +81,7 @@ def predictions(
     choice = _Choice(probabilities, coverage, calibrated, calibration)
     if client is None and len(models) == 1:
         client = first.name
+    frame = None
     if preprocessing is None:
         require(
             client is not None, "name the client whose model predicts with --client"
@@ -86,20 +92,49 @@ def predictions(
         inputs = preprocessing.transform(frame, missing=missing, unknown=unknown)
         row_clients = [] if client is not None else _row_clients(frame, preprocessing)
         if preprocessing.windowing is not None:
-            return _of_windows(models, inputs, frame, client, row_clients, choice)
+            found = _of_windows(models, inputs, frame, client, row_clients, choice)
+            return _with_kept(found, frame, keep)
     if client is not None:
-        check_choice(client, models, "client with a model")
+        _check_client(client, models)
         rows = np.arange(len(inputs))
         table = _predict(models[client], inputs, rows, choice, times)
-        return table.drop("client")
+        return _with_kept(table.drop("client"), frame, keep)
     names = list(dict.fromkeys(row_clients))
     for name in names:
-        check_choice(name, models, "client with a model")
+        _check_client(name, models)
     frames = []
     for name in names:
         rows = np.flatnonzero(np.array(row_clients) == name)
         frames.append(_predict(models[name], inputs[rows], rows, choice, times))
-    return pl.concat(frames).sort("row")
+    return _with_kept(pl.concat(frames).sort("row"), frame, keep)
+
+
+def _check_client(client: str, models: Mapping[str, PersonalModel]) -> None:
+    """Require that there is a model of a client."""
+    near = difflib.get_close_matches(client, list(models), n=1)
+    similar = f"; did you mean {near[0]!r}?" if near else ""
+    require(
+        client in models,
+        f"there is no client with a model {client!r}{similar} (models are of"
+        f" {join_names(list(models))}); a client that was not in the training gets one by"
+        " `fedtailor enroll`",
+    )
+
+
+def _with_kept(
+    table: pl.DataFrame, frame: pl.DataFrame | None, keep: Sequence[str]
+) -> pl.DataFrame:
+    """Add columns of the raw rows behind the numbers of the rows."""
+    for place, name in enumerate(keep, 1):
+        require(
+            frame is not None and name in frame.columns,
+            f"the rows have no column {name!r} to keep",
+        )
+        require(name not in table.columns, f"{name!r} is a column of predictions")
+        assert frame is not None
+        cells = frame[name].gather((table["row"] - 1).to_list())
+        table = table.insert_column(place, cells)
+    return table
 
 
 def check_times(task: Task, times: Sequence[float]) -> None:
@@ -147,7 +182,7 @@ def _of_windows(
     frames = []
     for name in dict.fromkeys(names):
         assert name is not None
-        check_choice(name, models, "client with a model")
+        _check_client(name, models)
         chosen = np.flatnonzero(np.array(names) == name)
         predicted = _predict(models[name], inputs[chosen], first[chosen], choice)
         ends = pl.Series("last_row", last[chosen] + 1)
@@ -196,6 +231,7 @@ def read_raw_rows(path: Path, preprocessing: Preprocessing) -> pl.DataFrame:
         missing=preprocessing.missing,
         decimal="," if preprocessing.decimal == "," else ".",
         thousands=preprocessing.thousands,
+        fold_case=preprocessing.fold_case,
     )
     return read(path, options).frame
 

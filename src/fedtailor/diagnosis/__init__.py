@@ -8,6 +8,7 @@ from fedtailor.aggregation import BestRows, best_rows
 from fedtailor.diagnosis.bounds import (
     agnostic_bound,
     clusters_have_samples,
+    contexts_bound,
     dapper_share,
     discrepancy_bias,
     effective_samples,
@@ -26,13 +27,11 @@ from fedtailor.diagnosis.divergences import (
     discrepancy_from_models,
     input_differences,
     jensen_shannon,
-    jensen_shannon_from_classifier,
     label_differences,
 )
 from fedtailor.diagnosis.gradients import (
     Homogeneity,
     batch_sizes,
-    expected_exponent,
     gradient_traces,
     homogeneity,
 )
@@ -44,14 +43,6 @@ from fedtailor.diagnosis.recommend import (
     starting_point,
     starting_strength,
     streams_of,
-)
-from fedtailor.diagnosis.streams import (
-    StreamClusterings,
-    compare_streams,
-    contexts_bound,
-    matching_stability,
-    round_time,
-    time_to_finish,
 )
 from fedtailor.diagnosis.summary import RESTS_ON, Diagnosis, Evidence, diagnose
 from fedtailor.diagnosis.uncertainty import (
@@ -71,13 +62,11 @@ __all__ = [
     "PersonalizationGain",
     "Race",
     "RaceEntry",
-    "StreamClusterings",
     "agnostic_bound",
     "are_clear",
     "batch_sizes",
     "best_rows",
     "clusters_have_samples",
-    "compare_streams",
     "contexts_bound",
     "dapper_share",
     "diagnose",
@@ -86,26 +75,21 @@ __all__ = [
     "discrepancy_from_models",
     "effective_samples",
     "estimation_term",
-    "expected_exponent",
     "gradient_traces",
     "homogeneity",
     "hypcluster_bound",
     "input_differences",
     "jensen_shannon",
     "jensen_shannon_bias",
-    "jensen_shannon_from_classifier",
     "label_differences",
     "local_variance_between",
     "mapper_bound",
-    "matching_stability",
     "personalization_gain",
     "recommend_race",
-    "round_time",
     "row_bounds",
     "skewness",
     "starting_point",
     "starting_strength",
     "streams_of",
-    "time_to_finish",
     "together_minus_alone",
 ]

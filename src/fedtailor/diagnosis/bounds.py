@@ -275,6 +275,46 @@ def agnostic_bound(
     return float(np.sqrt(largest_skewness) * rate + resolution + discrepancy)
 
 
+def contexts_bound(
+    costs: Float[np.ndarray, " n"],
+    counts: Int[np.ndarray, " n"],
+    clients: int,
+    samples: int,
+    dimension: float,
+    mu: float,
+    *,
+    delta: float | None = 0.05,
+) -> Float[np.ndarray, " n"]:
+    """The objective e(K) of CGPFL (Tang et al., eq. 11), to be minimized over K.
+
+    e(K) = sqrt(d K / N log(e N / d)) + mu cost(K). With a `delta`, 2 sqrt(m log(K /
+    delta) / N) is added: theorem 4.2 omits that clients choose among K contexts, which
+    costs a union bound over assignments (see theorem 2 of Mansour et al. 2020).
+
+    Args:
+        costs: distances of clients' models to their contexts, sum_i n_i / N |theta_i -
+            omega_z(i)|^2, for each K.
+        counts: the numbers K of contexts.
+        clients: number of clients m.
+        samples: number of samples N.
+        dimension: VC dimension d.
+        mu: weight of the cost.
+        delta: the confidence, or None for the formula of the paper.
+
+    Raises:
+        ValueError: the dimension is not between 1 and N.
+    """
+    _require_dimension(dimension, samples)
+    k = np.asarray(counts, np.float64)
+    log_term = np.log(np.e * samples / dimension)
+    sample_term = np.sqrt(dimension * k / samples * log_term)
+    bound = sample_term + mu * np.asarray(costs, np.float64)
+    if delta is None:
+        return bound
+    choice_term = 2 * np.sqrt(clients * np.log(k / delta) / samples)
+    return bound + choice_term
+
+
 def _require_dimension(dimension: float, samples: float) -> None:
     require(
         1 <= dimension <= samples,

@@ -26,17 +26,6 @@ def jensen_shannon(p: ArrayLike, q: ArrayLike) -> NDArray[np.float64]:
     return np.asarray(kl_p + kl_q) / 2
 
 
-def jensen_shannon_from_classifier(cross_entropy: ArrayLike) -> NDArray[np.float64]:
-    """A lower bound of JS from a classifier that separates samples of two clients.
-
-    The classifier must be trained on equally many samples of both clients.
-
-    Args:
-        cross_entropy: [...] mean -log p of the classifier, in nats, on held-out data.
-    """
-    return np.maximum(np.log(2) - np.asarray(cross_entropy, np.float64), 0.0)
-
-
 @dataclass(frozen=True)
 class LabelDifferences:
     """Comparison of all pairs of clients by their labels.

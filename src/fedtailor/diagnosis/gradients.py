@@ -199,25 +199,6 @@ def _welch_degrees(
     return np.divide(total, squares, out=np.ones_like(total), where=squares > 0)
 
 
-def expected_exponent(
-    sizes: Int[np.ndarray, " m"], batch_sizes: Int[np.ndarray, " m"]
-) -> Float[np.ndarray, "m m"]:
-    """Mean exponent of UCFL's kernel between clients with the same distribution.
-
-    The exponent is Delta_ij / (2 sigma_i^2), and its mean (1/n_i + 1/n_j) / (2 (1/n_k -
-    1/n_i)). If the mean is large, the kernel separates such clients because of noise
-    alone. It is infinite if a batch holds all samples of client i.
-    """
-    inverse_sizes = 1.0 / np.asarray(sizes, np.float64)
-    inverse_batch_sizes = 1.0 / np.asarray(batch_sizes, np.float64)
-    distances = inverse_sizes[:, None] + inverse_sizes[None]
-    variances = 2 * (inverse_batch_sizes - inverse_sizes)[:, None]
-    infinite = np.full(distances.shape, np.inf)
-    exponents = np.divide(distances, variances, out=infinite, where=variances > 0)
-    np.fill_diagonal(exponents, 0.0)
-    return exponents
-
-
 def _symmetric(
     upper_triangle: NDArray[np.float64], clients: int
 ) -> NDArray[np.float64]:

@@ -26,6 +26,8 @@ variance for all of them, one for each, or any covariance.
 EFFECTS: tuple[Effects, ...] = get_args(Effects)
 
 _TOLERANCE = 1e-9
+_MOST_ROUNDING = 1e-2
+"""The largest rounding error of a sum of squares, as a share of the errors' own."""
 
 
 @dataclass(frozen=True)
@@ -108,8 +110,9 @@ def fit_mixed_model(
         effects: what differs by client.
 
     Raises:
-        ValueError: there is only one client with rows, or the rows do not determine the
-            fixed effects.
+        ValueError: there is only one client with rows, no client has two, the rows do
+            not determine the fixed effects, or the target's mean is so large that sums of
+            squares do not show what varies around it.
     """
     check_choice(effects, EFFECTS, "structure of random effects")
     sums = _Sums(moments, effects)
@@ -118,12 +121,22 @@ def fit_mixed_model(
         sum(client.rows > 0 for client in moments) > 1,
         "a mixed model needs two clients or more with rows",
     )
-    total = sums.grams.sum(axis=0)
     require(
-        sums.rows > p and np.linalg.matrix_rank(total, hermitian=True) == p,
+        any(client.rows > 1 for client in moments),
+        "each client has one row, so that nothing tells what differs by client from the"
+        " error of a row; a mixed model needs a client with two rows or more",
+    )
+    # Of columns of one length, as their units say nothing about the rank.
+    total = sums.grams.sum(axis=0)
+    lengths = np.sqrt(np.maximum(np.diag(total), np.finfo(float).tiny))
+    correlations = total / np.outer(lengths, lengths)
+    require(
+        sums.rows > p and np.linalg.matrix_rank(correlations, hermitian=True) == p,
         f"{sums.rows:,} rows do not determine {p} fixed effects; leave out inputs that"
         " follow from others",
     )
+    # Least squares of all rows: the largest variance that a fit can have.
+    _require_precision(mixed_model_at(moments, np.zeros((q, q)), effects), sums)
     # D / sigma^2 is F F' with a lower triangular factor F of these free entries.
     rows, columns = np.tril_indices(q) if effects == "full" else np.diag_indices(q)
     shares_one = effects in ("intercept", "isotropic")
@@ -150,7 +163,9 @@ def fit_mixed_model(
         options={"gtol": _TOLERANCE * sums.rows, "maxiter": 1000},
     )
     half = factor(found.x)
-    return mixed_model_at(moments, half @ half.T, effects)
+    fitted = mixed_model_at(moments, half @ half.T, effects)
+    _require_precision(fitted, sums)
+    return fitted
 
 
 def mixed_model_at(
@@ -178,6 +193,20 @@ def mixed_model_at(
         sums.random,
         blups,
         -profile.deviance / 2,
+    )
+
+
+def _require_precision(model: MixedModel, sums: "_Sums") -> None:
+    """Refuse sums of squares whose rounding error is not far below what varies.
+
+    Raises:
+        ValueError: it is not.
+    """
+    rounding = sums.rows * np.finfo(float).eps * float(sums.square)
+    require(
+        bool(rounding < _MOST_ROUNDING * model.sigma2 * sums.rows),
+        "the target is so large beside what varies in it that its sums of squares round"
+        " this away; subtract its mean from it, or another number that is near",
     )
 
 

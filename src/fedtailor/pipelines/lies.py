@@ -38,7 +38,8 @@ class Lies(Transform):
                       Bagdasaryan et al. 2020)
     random            normal noise instead of the model, with `factor` times the root mean
                       square of its entries (attack A2 of Li et al. 2021)
-    little-is-enough  the mean of the honest vectors minus z of their standard deviations
+    little-is-enough  the mean of the honest vectors (those that the clients which do
+                      not lie have trained, which the liars are taken to know) minus z of their standard deviations
                       in each coordinate, for the largest z that a majority cannot tell
                       from an honest one (Baruch et al. 2019, algorithm 3)
     nan               NaN

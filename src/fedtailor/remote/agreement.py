@@ -34,6 +34,14 @@ In n pooled rows a deviation from the mean is at most sqrt(n) standard deviation
 the rows of a client whose sums are pooled stay below it up to 10^12 rows.
 """
 
+MAX_ROWS = 10**12
+"""The most rows of all clients together.
+
+With fewer, the pooled mean is at most `MAX_INPUT` pooled standard deviations away from a
+client's own, as the pooled variance holds this distance. With any number it could be so
+far away that all of a column's cells look the same beside a gap.
+"""
+
 _ROUNDING = 1e-12
 """Relative error of pooled sums: a few times 2^-53 for each of 2,000 clients."""
 
@@ -77,6 +85,10 @@ def _check_sums(pooled: ColumnSums, own: ColumnSums, kind: Kind, listed: bool) -
         ValueError: they cannot.
     """
     _check_count("cells", pooled.count, own.count)
+    require(
+        pooled.count + pooled.missing <= MAX_ROWS,
+        f"the pooled table has more than {MAX_ROWS:,} rows",
+    )
     require(
         pooled.missing >= own.missing,
         "the pooled table has fewer missing cells than this one alone",

@@ -261,7 +261,7 @@ class Describer:
                 codes, len(self._schema.classes)
             )
         correlated = correlated_columns(kinds, sums)
-        products = products_of(columns, sums, correlated)
+        products = products_of(columns, kinds, sums, correlated)
         return ClientCounts(histograms=histograms, products=products)
 
     def _noisy_counts(self, request: Request, question: Question) -> ClientCounts:

@@ -152,7 +152,12 @@ def columns_of(
     parsed: dict[str, ParsedColumn] = {}
     for name in frame.columns:
         if name not in roles:
-            parsed[name] = parse_column(frame[name])
+            parsed[name] = column = parse_column(frame[name])
+            require(
+                not column.unit,
+                f"{path.name}: numbers of {name!r} have the unit {column.unit!r}; write"
+                " plain numbers, as clients of a federation of machines must",
+            )
     rows = frame.height
     screened = screen(
         parsed, np.ones(rows, bool), np.zeros(rows, np.int64), frozenset()

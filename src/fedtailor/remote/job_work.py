@@ -20,6 +20,7 @@ from fedtailor.remote.examples import (
     example_rows_of,
     federation_from_rows,
 )
+from fedtailor.remote.exposure import NUMBERS_PER_CELL, exposure_of
 from fedtailor.remote.job import Job
 from fedtailor.remote.messages import Request
 from fedtailor.remote.origin import OwnOrigin
@@ -60,9 +61,11 @@ class JobHandler:
             rounds; `RoundHandler` by default.
         account: what the client has answered and spent (see `RoundHandler`).
         log: called with lines for the user.
+        numbers_per_cell: the most open numbers for each cell (see `exposure`).
 
     Raises:
         ValueError: the file does not fit the job.
+        Refused: the job would send too many open numbers.
 
     Attributes:
         sizes: [3] numbers of training, validation and test rows.
@@ -78,8 +81,10 @@ class JobHandler:
         make_handler: Callable[[Federation, ClientStore], RequestHandler] | None = None,
         account: ClientAccount | None = None,
         log: Callable[[str], None] = lambda line: None,
+        numbers_per_cell: float = NUMBERS_PER_CELL,
     ) -> None:
         self._job, self._name = job, name
+        self._numbers_per_cell = numbers_per_cell
         self._store, self._make_work = store, make_handler
         self._account = account
         self._data, self._log = data, log
@@ -283,8 +288,11 @@ class JobHandler:
     ) -> None:
         """Make the handler of rounds on these examples."""
         federation = federation_from_rows(self._job, {self._name: rows}, statistics)
+        plan = plan_of(self._job, statistics)
+        exposure = exposure_of(plan, federation)
+        info_of(self._log)(f"{self._name}: {exposure}")
+        exposure.check(self._numbers_per_cell)
         if self._make_work is not None:
             self._rounds = self._make_work(federation, self._store)
         else:
-            plan = plan_of(self._job, statistics)
             self._rounds = RoundHandler(plan, federation, self._store, self._account)

@@ -21,6 +21,7 @@ from fedtailor.client.private_steps import private_settings
 from fedtailor.experiments.document import read_document
 from fedtailor.protocol import ConfigError, noise_of, parse, require
 from fedtailor.remote.account import DESCRIBE
+from fedtailor.remote.exposure import NUMBERS_PER_CELL
 from fedtailor.remote.job import Job
 from fedtailor.remote.keys import write_new
 from fedtailor.remote.messages import Request
@@ -77,6 +78,8 @@ class Policy:
             learns cells of the rows on which they are measured.
         columns: columns that may be used, with the target; None = those of the job.
         hours: when requests are answered, "HH:MM-HH:MM" by this machine's clock.
+        numbers_per_cell: the most numbers that a run sends for each cell of the training
+            rows, where the coordinator sees them one by one, without noise.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(
@@ -93,6 +96,7 @@ class Policy:
     measurements: bool = False
     columns: tuple[str, ...] | None = None
     hours: Annotated[str, AfterValidator(_check_hours)] = _ALL_DAY
+    numbers_per_cell: Annotated[float, Field(gt=0)] = NUMBERS_PER_CELL
 
     def check_job(self, job: Job) -> None:
         """Check that the policy allows a job.
@@ -293,6 +297,7 @@ def write_policy(kit: Path, job: Job) -> Path:
             for name in (
                 *("runs", "epsilon", "noise_only", "secure_aggregation_only"),
                 *("least_clients", "federated_statistics", "measurements", "hours"),
+                "numbers_per_cell",
             )
         },
     )
@@ -337,6 +342,11 @@ columns = {columns}
 
 # When requests are answered, by this machine's clock; "20:00-06:00" is the night.
 hours = {hours}
+
+# The most numbers that a run sends for each cell of your training rows, where the
+# coordinator sees this client's own updates and no noise is added. Rows can follow from
+# updates once they have as many numbers as the rows have cells.
+numbers_per_cell = {numbers_per_cell}
 """
 
 

@@ -279,10 +279,9 @@ class ClientTable:
         Raises:
             ValueError: there are too few rows.
         """
-        columns_only = statistics.columns_only
-        x = self.rows(columns_only).x[train]
-        columns = columns_only.preprocessing(self.schema).columns
-        return statistics.model_copy(update={"inputs": InputSums.of(x, columns)})
+        columns = statistics.columns_only.preprocessing(self.schema).columns
+        cells = [self.parsed(column.name)[train] for column in columns]
+        return statistics.model_copy(update={"inputs": InputSums.of(cells, columns)})
 
     def rows(self, statistics: Statistics) -> ClientExamples:
         """Convert the table to the examples that models take."""

@@ -16,9 +16,9 @@ from fedtailor.decision import (
     best_method,
     choose_by_validation,
     client_gains,
-    stands_still,
     warn_few_validation_rows,
     warn_grid_edges,
+    warn_not_still,
     warn_still_falling,
 )
 from fedtailor.decision.warnings import MAX_NAMES
@@ -438,16 +438,15 @@ def _training_warnings(
     if experiment.index.until_still:
         rounds = experiment.index.scenarios[scenario].rounds
         # Losses of every seed, by the rule that ends trainings.
-        moving = [
-            label
+        of_runs = {
+            label: [
+                (list(losses), list(losses.values()))
+                for run in seeds
+                if (losses := run.curve("val", "loss"))
+            ]
             for label, seeds in runs.items()
-            if any(_is_moving(run) for run in seeds)
-        ]
-        if moving:
-            warnings.append(
-                f"validation loss did not stand still within {rounds} rounds:"
-                f" {join_names(moving, MAX_NAMES)}; train for more (--rounds)"
-            )
+        }
+        warnings += warn_not_still(of_runs, rounds)
         if not any(seeds[0].curve("val", "loss") for seeds in runs.values()):
             warnings.append(
                 f"there are no validation data, so that all trained for {rounds} rounds"
@@ -506,12 +505,6 @@ def _no_learning_warnings(
         f"no method is better than always answering {answer} for every client"
         f" ({unit.text([baseline])} test {unit.label}){advice}"
     ]
-
-
-def _is_moving(run: StoredRun) -> bool:
-    """Whether the validation loss of a run, if it has one, does not stand still."""
-    losses = run.curve("val", "loss")
-    return bool(losses) and not stands_still(list(losses), list(losses.values()))
 
 
 def _gain_row(gain: Mapping[str, Any], unit: Unit) -> list[Cell]:

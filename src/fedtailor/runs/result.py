@@ -198,8 +198,8 @@ class Run:
 
         Returns:
             The columns client, row (its number in the data) and loss; for
-            classifications also correct, prediction and confidence (the prediction's
-            probability), for regressions squared_error and prediction.
+            classifications also correct, prediction, confidence (the prediction's
+            probability) and log_odds, for regressions squared_error and prediction.
         """
         return drive(row_outcomes(self.training, self.executor), self.executor)
 

@@ -198,7 +198,7 @@ def require_unchanged(path: Path, summary: dict[str, Any]) -> None:
         Damaged: the file has changed.
     """
     digests = summary.get(DIGESTS, {})
-    # Some files, such as a proof of forgetting, are written after the summary.
+    # Some files, such as a privacy audit, are written after the summary.
     if path.name not in digests or not path.is_file():
         return
     with translate_read_errors(path, Unusable):

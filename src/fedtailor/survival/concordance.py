@@ -52,6 +52,11 @@ def comparisons(
     times, events = _checked(time, event)
     risks = np.asarray(risk, np.float64)
     require(risks.shape == times.shape, "there is one risk for each time")
+    require(
+        not np.isnan(risks).any(),
+        f"{int(np.isnan(risks).sum())} risks are NaN; leave these rows out, or mend the"
+        " model that predicts them",
+    )
     weights = np.ones(len(times)) if weight is None else np.asarray(weight, np.float64)
     ranked, compared, pairs = np.zeros(len(times)), np.zeros(len(times)), 0
     first = np.flatnonzero(events)
@@ -117,5 +122,10 @@ def _checked(
     require(
         times.ndim == 1 and events.shape == times.shape,
         f"times have shape {times.shape} and events {events.shape}; both are [n]",
+    )
+    missing = np.isnan(times) | np.isnan(events.astype(np.float64))
+    require(
+        not missing.any(),
+        f"{int(missing.sum())} times or events are missing (NaN); leave these rows out",
     )
     return times, events.astype(bool)

@@ -103,6 +103,13 @@ def cox_sums(
         f"x has shape {inputs.shape}; it must be rows x coefficients,"
         f" {(len(times), len(beta))}",
     )
+    missing = np.isnan(inputs).any(axis=0)
+    require(
+        not missing.any(),
+        f"input {int(missing.argmax())} (the first is 0) has missing values (NaN); leave"
+        " these rows out, or fill them in",
+    )
+    require(not np.isnan(times).any(), "a time is missing (NaN); leave these rows out")
     scores = inputs @ beta
     likelihood = 0.0
     gradient, information = np.zeros(len(beta)), np.zeros((len(beta), len(beta)))
@@ -155,8 +162,9 @@ def fit_cox(
             the logarithm of the likelihood.
 
     Raises:
-        ValueError: there are no events, or the likelihood has no maximum: some
-            combination of inputs separates who has the event first.
+        ValueError: there are no events, an input is constant within every client, inputs
+            determine each other, or the likelihood has no maximum: some combination of
+            inputs separates who has the event first.
     """
     require(ridge >= 0, f"ridge is {ridge}; it must be 0 or more")
 
@@ -170,6 +178,7 @@ def fit_cox(
     sums = penalised(beta)
     least = _SINGULAR * np.linalg.eigvalsh(sums.information)
     require(sums.events > 0, "there is no event; nothing can be estimated")
+    _require_information(sums)
     for step in range(1, MAX_STEPS + 1):
         direction = _solve(sums)
         size = 1.0
@@ -190,6 +199,33 @@ def fit_cox(
     raise ValueError(
         "the likelihood has no maximum: some inputs separate who has the event first;"
         " leave out inputs, or add a penalty"
+    )
+
+
+def _require_information(sums: CoxSums) -> None:
+    """Refuse inputs of which the rows say nothing, whoever has the event first.
+
+    Args:
+        sums: where all coefficients are 0; with a penalty, its own is in them.
+
+    Raises:
+        ValueError: an input is constant, or inputs determine each other.
+    """
+    own, slope = np.diag(sums.information), sums.gradient
+    # Of a constant both are rounding errors; of an input in a large unit only the first
+    # is small.
+    is_flat = (own <= 1e-10 * own.max(initial=0)) & (slope**2 <= 1e-8 * np.abs(own))
+    constant = np.flatnonzero((own <= 0) | is_flat)
+    require(
+        len(constant) == 0,
+        f"input {', '.join(map(str, constant))} (the first is 0) is constant within every"
+        " client, among those at risk; leave it out",
+    )
+    lengths = np.sqrt(own)
+    values = np.linalg.eigvalsh(sums.information / np.outer(lengths, lengths))
+    require(
+        bool((values > 1e-10).all()),
+        "inputs determine each other; leave some out",
     )
 
 

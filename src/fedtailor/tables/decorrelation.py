@@ -82,7 +82,7 @@ def can_decorrelate(inputs: int) -> bool:
 
 
 def centered_products(
-    rows: Float32[NDArray, "rows inputs"],
+    rows: Float[NDArray, "rows inputs"],
 ) -> tuple[Float64[NDArray, " inputs"], Float64[NDArray, "inputs inputs"]]:
     """The mean of rows, and the sum of outer products of deviations from it."""
     mean = rows.mean(axis=0, dtype=np.float64)
@@ -115,8 +115,8 @@ def decorrelation_from_moments(
 
 
 def _centered_chunks(
-    x: Float32[NDArray, "rows inputs"], mean: Float[NDArray, " inputs"]
-) -> Iterator[tuple[Float32[NDArray, "chunk inputs"], Float[NDArray, "chunk inputs"]]]:
+    x: Float[NDArray, "rows inputs"], mean: Float[NDArray, " inputs"]
+) -> Iterator[tuple[Float[NDArray, "chunk inputs"], Float[NDArray, "chunk inputs"]]]:
     """Views of consecutive rows, and these rows minus the mean in float64."""
     for start in range(0, len(x), _CHUNK_ROWS):
         chunk = x[start : start + _CHUNK_ROWS]

@@ -9,11 +9,11 @@ import polars as pl
 from fedtailor.protocol import require
 from fedtailor.tables.checks import check_clients
 from fedtailor.tables.description import Description, describe_columns
+from fedtailor.tables.hiding import MAX_NAMES
 from fedtailor.tables.kinds import ParsedColumn, parse_column
 from fedtailor.tables.options import make_options
 from fedtailor.tables.problems import Problems, missing_columns
 from fedtailor.tables.reading import read
-from fedtailor.tables.sums import MAX_NAMES
 
 ALL = "all rows"
 """Name of the only client of a table without a column of clients."""

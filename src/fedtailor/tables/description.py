@@ -25,13 +25,12 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from fedtailor.tables.decorrelation import MAX_DECORRELATED_INPUTS
 from fedtailor.tables.encoding import MIN_ROWS
+from fedtailor.tables.hiding import MAX_NAMES, Inputs, inputs_of, shown
 from fedtailor.tables.kinds import Kind
 from fedtailor.tables.sums import (
-    MAX_NAMES,
     ColumnSums,
     Count,
     InputSums,
-    shown_numbers,
 )
 
 BINS = 20
@@ -149,7 +148,7 @@ class Correlation:
 
     Attributes:
         first, second: the columns.
-        r: Pearson's correlation. Missing cells count as the mean.
+        r: Pearson's correlation. Missing cells count as the client's mean.
         low, high: 95 % interval (Fisher's transformation).
     """
 
@@ -180,21 +179,17 @@ def even_edges(low: float, high: float) -> tuple[float, ...]:
 def histogram_of(
     values: pl.Series, kind: Kind, edges: Sequence[float], least: int = MIN_ROWS
 ) -> tuple[int, ...]:
-    """Rows in each bin; cells that are shown as the mean lie in its bin.
+    """Rows in each bin.
 
     Args:
         values: the cells, with null for missing ones.
         kind: "number" or "date".
         edges: the inner edges.
-        least: bins of fewer rows are counted to others (see `without_few`).
+        least: the least rows of a group (see `hiding.shown`, and `without_few`).
     """
-    numbers, missing = shown_numbers(values, kind, least)
-    bins = np.searchsorted(edges, numbers.to_numpy(), side="right")
+    numbers = shown(values, kind, least).drop_nulls().to_numpy()
+    bins = np.searchsorted(edges, numbers, side="right")
     counts = np.bincount(bins, minlength=len(edges) + 1)
-    as_mean = len(values) - missing - len(numbers)
-    if as_mean:
-        mean = float(numbers.mean())  # type: ignore[arg-type]
-        counts[np.searchsorted(edges, mean, side="right")] += as_mean
     return tuple(without_few(counts, least).tolist())
 
 
@@ -253,39 +248,45 @@ def class_counts_of(
 
 def products_of(
     columns: Mapping[str, pl.Series],
+    kinds: Mapping[str, Kind],
     pooled: Mapping[str, ColumnSums],
     correlated: Sequence[str],
     least: int = MIN_ROWS,
 ) -> InputSums | None:
     """Sums of products of columns in deviations from the pooled mean.
 
+    Missing cells count as the client's own mean of the column. So what is sent follows from
+    the client's columns alone, up to the units, whatever pooled sums are given.
+
     Args:
-        columns: the cells of the client; missing ones count as the mean.
+        columns: the cells of the client.
+        kinds: kind of each column.
         pooled: sums over all clients.
         correlated: the columns to multiply.
-        least: 1 = the products of all rows as they are, which do not leave this machine.
+        least: the least rows of a group (see `hiding`); 1 = all products are wanted.
 
     Returns:
-        The sums; None if the client has too few rows for so many columns, or there are
-        fewer than two.
+        The sums, where products that would lead to few rows are 0; None if the client has
+        too few rows for so many columns, or there are fewer than two.
     """
     if len(correlated) < 2:
         return None
-    parts = []
-    for name in correlated:
-        sums = pooled[name]
-        filled = columns[name].fill_null(sums.mean).to_numpy()
-        with np.errstate(over="ignore"):
-            parts.append(((filled - sums.mean) / sums.deviation).astype(np.float32))
-    x = np.stack(parts, axis=1)
-    if not np.isfinite(x).all():
-        return None
-    if least == 1:
-        return InputSums.of_all(x)
+    deviations, units, parts, means = [], [], list[Inputs](), []
+    for place, name in enumerate(correlated):
+        cells = shown(columns[name], kinds[name], least)
+        own = float(cells.mean() or 0.0)  # type: ignore[arg-type]
+        parts.append(inputs_of(cells, kinds[name], slice(place, place + 1)))
+        deviations.append((cells - own).fill_null(0.0).to_numpy())
+        units.append(1 / pooled[name].deviation)
+        means.append(
+            (own if len(cells.drop_nulls()) else pooled[name].mean) - pooled[name].mean
+        )
+    x = np.stack(deviations, axis=1).astype(np.float64)
     try:
-        return InputSums.of(x)
+        sums = InputSums.of_inputs(x, parts if least > 1 else None, np.diag(units))
     except ValueError:
         return None
+    return sums.model_copy(update={"mean": tuple(np.multiply(means, units).tolist())})
 
 
 def correlated_columns(
@@ -341,7 +342,7 @@ def describe_columns(
             name: histogram_of(own[name], kinds[name], inner, least)
             for name, inner in edges.items()
         }
-        products = products_of(own, pooled, correlated, least)
+        products = products_of(own, kinds, pooled, correlated, least)
         counts[client] = ClientCounts(histograms=histograms, products=products)
     return Description(
         kinds=dict(kinds),
@@ -402,21 +403,32 @@ def quantile(
 
 
 def correlations(description: Description) -> list[Correlation]:
-    """All correlations, the strongest first."""
+    """All correlations, the strongest first, each over the clients that sent products."""
     parts = [counts.products for counts in description.counts.values()]
     present = [part for part in parts if part is not None]
-    if not present:
-        return []
-    total = reduce(add, present)
-    matrix = total.matrix()
-    scale = np.sqrt(np.diag(matrix))
+    size = len(description.correlated)
+    rows, products = np.zeros((size, size)), np.zeros((size, size))
+    sums, squares = np.zeros((size, size)), np.zeros((size, size))
+    for part in present:
+        matrix, mean = part.matrix(), np.array(part.mean)
+        # A product that is exactly 0 is hidden, or one of equal cells.
+        is_sent = matrix != 0
+        rows += part.count * is_sent
+        sums += part.count * is_sent * mean[:, None]
+        squares += is_sent * (np.diag(matrix) + part.count * mean**2)[:, None]
+        products += is_sent * (matrix + part.count * np.outer(mean, mean))
     result = []
     for i, first in enumerate(description.correlated):
         for j, second in enumerate(description.correlated[:i]):
-            if scale[i] * scale[j] == 0:
+            count = int(rows[i, j])
+            if not count:
                 continue
-            r = float(np.clip(matrix[i, j] / (scale[i] * scale[j]), -1, 1))
-            low, high = _fisher_interval(r, total.count)
+            variances = [squares[at] - sums[at] ** 2 / count for at in ((i, j), (j, i))]
+            if min(variances) <= 0:
+                continue
+            shared = products[i, j] - sums[i, j] * sums[j, i] / count
+            r = float(np.clip(shared / math.sqrt(math.prod(variances)), -1, 1))
+            low, high = _fisher_interval(r, count)
             result.append(Correlation(second, first, r, low, high))
     return sorted(result, key=lambda entry: -abs(entry.r))
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
-from jaxtyping import Float32
+from jaxtyping import Float
 from numpy.typing import NDArray
 
 from fedtailor.tables.kinds import Kind
@@ -39,6 +39,7 @@ class ColumnEncoding:
         other: whether there is an input for all other categories. There is one if
             training rows have infrequent categories.
         date_format: format of dates that are stored as text.
+        unit: what stands after every number that is stored as text.
     """
 
     name: str
@@ -50,6 +51,7 @@ class ColumnEncoding:
     categories: tuple[str, ...] = ()
     other: bool = False
     date_format: str | None = None
+    unit: str = ""
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -70,7 +72,7 @@ class ColumnEncoding:
             return f"{self.fill:.6g}"
         return repr(self.fill)
 
-    def encode(self, values: pl.Series, out: Float32[NDArray, "rows inputs"]) -> None:
+    def encode(self, values: pl.Series, out: Float[NDArray, "rows inputs"]) -> None:
         """Encode parsed values, with null for missing cells, and write them to `out`.
 
         Unknown categories are encoded as "other", or as zeros if there is no such

@@ -22,8 +22,8 @@ Less frequent categories share the input "other".
 MAX_MAGNITUDE = 1e150
 """The largest magnitude of numbers. The squares of larger ones could overflow."""
 
-_TRUE_WORDS = ("true", "yes", "t", "y")
-_FALSE_WORDS = ("false", "no", "f", "n")
+TRUE_WORDS = ("true", "yes", "t", "y")
+FALSE_WORDS = ("false", "no", "f", "n")
 _MICROSECONDS_PER_DAY = 86_400_000_000
 _DATE_PATTERN = re.compile(
     r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}|\d{4}-\d{2}$|\d{1,2}-?[A-Za-z]{3}-?\d{2,4}"
@@ -75,12 +75,14 @@ class ParsedColumn:
         date_format: format of dates that were text; otherwise None.
         is_integer: whether the numbers came as integers: with an integer dtype, or as text
             without a point or an exponent.
+        unit: what stands after every number, such as "%" or "kg".
     """
 
     kind: Kind
     values: pl.Series
     date_format: str | None = None
     is_integer: bool = False
+    unit: str = ""
 
 
 def parse_column(series: pl.Series, *, category: bool = False) -> ParsedColumn:
@@ -117,7 +119,7 @@ def parse_column(series: pl.Series, *, category: bool = False) -> ParsedColumn:
 
 
 def parse_as(
-    series: pl.Series, kind: Kind, date_format: str | None
+    series: pl.Series, kind: Kind, date_format: str | None, unit: str = ""
 ) -> tuple[pl.Series, pl.Series]:
     """Parse a cleaned column as a known kind.
 
@@ -128,7 +130,9 @@ def parse_as(
     if kind == "category":
         values = category_text(series)
     elif kind == "number":
-        values = series.cast(pl.Float64, strict=False)
+        is_text = series.dtype == pl.String
+        plain = _without_unit(series, unit) if is_text and unit else series
+        values = plain.cast(pl.Float64, strict=False)
         values = values.set((values.abs() > MAX_MAGNITUDE).fill_null(False), None)
     elif kind == "boolean":
         is_text = series.dtype == pl.String
@@ -198,9 +202,14 @@ def _parse_text(series: pl.Series) -> ParsedColumn:
         is_integer = not present.str.contains(r"[.eE]").any()
         values = _require_finite(numbers.fill_nan(None))
         return ParsedColumn("number", values, is_integer=is_integer)
+    unit = _unit(present)
+    if unit:
+        plain = as_numbers(_without_unit(series, unit))
+        if plain is not None:
+            return ParsedColumn("number", _require_finite(plain), unit=unit)
     # The first cell determines which kinds are tried, as parsing a column takes time.
     first = str(present[0])
-    if first.lower() in (*_TRUE_WORDS, *_FALSE_WORDS):
+    if first.lower() in (*TRUE_WORDS, *FALSE_WORDS):
         booleans = _parse_booleans(series)
         if booleans.null_count() == series.null_count():
             return ParsedColumn("boolean", booleans)
@@ -228,6 +237,22 @@ def _parse_text(series: pl.Series) -> ParsedColumn:
     if not has_leading_zeros(series):
         _require_no_mixture(present)
     return ParsedColumn("category", series)
+
+
+def _unit(present: pl.Series) -> str:
+    """The unit that stands after all numbers of a column; "" if there is none.
+
+    A single letter right behind a number (3A) is a code.
+    """
+    parts = present.str.extract_groups(
+        r"^[+-]?[\d.]+(?:(?P<unit>%|\p{L}{2,10})|\s+(?P<apart>%|[\p{L}/µ°]{1,10}))$"
+    )
+    units = parts.struct.field("unit").fill_null(parts.struct.field("apart")).unique()
+    return units[0] or "" if len(units) == 1 else ""
+
+
+def _without_unit(series: pl.Series, unit: str) -> pl.Series:
+    return series.str.strip_suffix(unit).str.strip_chars_end()
 
 
 def _require_no_mixture(present: pl.Series) -> None:
@@ -270,7 +295,7 @@ def _require_finite(values: pl.Series) -> pl.Series:
 def _parse_booleans(series: pl.Series) -> pl.Series:
     """Convert words to 1 and 0, and any other text to null."""
     words = {"1": 1.0, "0": 0.0}
-    words |= dict.fromkeys(_TRUE_WORDS, 1.0) | dict.fromkeys(_FALSE_WORDS, 0.0)
+    words |= dict.fromkeys(TRUE_WORDS, 1.0) | dict.fromkeys(FALSE_WORDS, 0.0)
     lower = series.str.to_lowercase()
     return lower.replace_strict(words, default=None, return_dtype=pl.Float64)
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 import numpy as np
-from jaxtyping import Bool
+from jaxtyping import Bool, Int
 from numpy.typing import NDArray
 
 from fedtailor._printable import join_names
@@ -63,9 +63,38 @@ def column_notes(
             "Categories have one input each",
             [categories(one) for one in encodings if one.kind == "category"],
         ),
+        (
+            "Units stand after the numbers of",
+            [f"{one.name} ({one.unit})" for one in encodings if one.unit],
+        ),
         ("Dates count in days", [one.name for one in encodings if one.kind == "date"]),
     ]
     return [f"{text}: {join_names(names, 20)}." for text, names in sentences if names]
+
+
+def empty_notes(
+    columns: Mapping[str, ParsedColumn],
+    owners: Int[NDArray, " rows"],
+    names: tuple[str, ...],
+) -> list[str]:
+    """A sentence on columns that some clients do not have.
+
+    Args:
+        columns: the inputs.
+        owners: the client number of each row.
+        names: names of the clients.
+    """
+    lacking = []
+    for name, column in columns.items():
+        if not column.values.null_count():
+            continue
+        present = np.bincount(owners, column.values.is_not_null(), len(names))
+        empty = [names[client] for client in np.flatnonzero(present == 0)]
+        if empty:
+            lacking.append(f"{name} ({join_names(empty, 4)})")
+    if not lacking:
+        return []
+    return [f"Missing in all rows of a client: {join_names(lacking, 20)}."]
 
 
 def role_notes(options: TableOptions) -> list[str]:

@@ -36,7 +36,12 @@ def typed_columns(
     commas, marks, points = [], [], []
     for series in frame:
         columns[series.name] = series
-        if series.dtype != pl.String or series.name in unchanged:
+        if series.dtype != pl.String:
+            continue
+        if series.name in unchanged:
+            # Numbers of clients, where some program has made them decimal ones: 10.0.
+            if series.drop_nulls().str.contains(r"^\d+\.0$").all():
+                columns[series.name] = series.str.strip_suffix(".0")
             continue
         if has_leading_zeros(series):
             continue

@@ -96,6 +96,10 @@ class TableOptions:
     training rows, or those that clients of a federation of machines send (no count of
     fewer than five rows of a client).
     """
+    fold_case: bool = False
+    """Read all text in small letters and with single blanks: Yes and yes, BASEL and Basel
+    are one value.
+    """
     separator: str | None = None
     """What stands between the cells of a line (default: recognised)."""
     decimal: Literal[".", ","] | None = None
@@ -106,7 +110,7 @@ class TableOptions:
     encoding: str | None = None
     """How the text is encoded (default: recognised)."""
     sheet: str | None = None
-    """The sheet of an Excel file (default: the first)."""
+    """The sheet of an Excel file (default: the first that has the named columns)."""
 
     def __post_init__(self) -> None:
         # As cells are (`reading.clean`): letters with accents as one character.
@@ -114,6 +118,12 @@ class TableOptions:
             value = getattr(self, field.name)
             if isinstance(value, str | tuple):
                 object.__setattr__(self, field.name, _composed(value))
+        if self.fold_case:
+            # What is asked for is compared with cells.
+            for name in ("clients", "unseen", "positive"):
+                value = getattr(self, name)
+                if isinstance(value, tuple):
+                    object.__setattr__(self, name, tuple(map(folded, value)))
         require(
             0 <= self.test < 1 and 0 <= self.val < 1 and self.test + self.val < 1,
             f"test is {self.test} and val is {self.val}; they are shares, 0 or more,"
@@ -229,6 +239,11 @@ def _composed(value: Any) -> Any:
     if isinstance(value, str):
         return unicodedata.normalize("NFC", value)
     return tuple(map(_composed, value)) if isinstance(value, tuple) else value
+
+
+def folded(text: str) -> str:
+    """Text in small letters, with single blanks."""
+    return " ".join(text.split()).lower()
 
 
 def make_options(arguments: dict[str, Any]) -> TableOptions:

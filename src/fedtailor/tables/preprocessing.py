@@ -26,7 +26,6 @@ from fedtailor.tables.problems import (
     Problems,
     describe_rows,
     no_such_column,
-    unexpected_column,
 )
 from fedtailor.tables.reading import as_frame, clean, mixed_series
 from fedtailor.tables.target import TargetEncoding
@@ -49,6 +48,7 @@ class Preprocessing:
         missing: the user's words for missing cells.
         decimal: decimal sign of numbers that are stored as text.
         thousands: their thousands mark, if the user has named it.
+        fold_case: whether text is read in small letters, with single blanks.
         decorrelation: a linear map that is applied to the encoded columns; None = no
             map.
         windowing: how rows become windows, which are the model's inputs; None = rows are.
@@ -66,6 +66,7 @@ class Preprocessing:
     missing: tuple[str, ...] = ()
     decimal: str = "."
     thousands: str | None = None
+    fold_case: bool = False
     decorrelation: Decorrelation | None = None
     windowing: Windowing | None = None
 
@@ -101,8 +102,8 @@ class Preprocessing:
         With a `windowing` these are windows [windows, rows, inputs] (`windows`).
 
         Missing cells of a column that had missing cells in training are imputed in the
-        same way (mean or most frequent value, and an indicator input). Rows may have
-        only columns that the training table had.
+        same way (mean or most frequent value, and an indicator input). Further columns
+        are not looked at.
 
         Args:
             rows: a polars or pandas frame, one row as a dict, or a list of dicts.
@@ -165,7 +166,11 @@ class Preprocessing:
         windowing = self.windowing
         if windowing is None:
             raise ValueError("these models take rows, not windows")
-        frame = clean(_as_frame(rows, Problems("the rows")), self.missing)
+        frame = clean(
+            _as_frame(rows, Problems("the rows")),
+            self.missing,
+            fold_case=self.fold_case,
+        )
         name = windowing.time
         if name not in frame.columns:
             raise ValueError(
@@ -200,7 +205,11 @@ class Preprocessing:
             ValueError: the inputs or the target cannot be converted.
         """
         x = self.transform(rows, missing=missing, unknown=unknown)
-        frame = clean(_as_frame(rows, Problems("the rows")), self.missing)
+        frame = clean(
+            _as_frame(rows, Problems("the rows")),
+            self.missing,
+            fold_case=self.fold_case,
+        )
         if self.target.name not in frame.columns:
             raise ValueError(
                 f"the rows have no column {self.target.name!r}, which is the target;"
@@ -307,14 +316,11 @@ class Preprocessing:
         frame = _as_frame(rows, problems)
         if problems.found:
             return frame
-        frame = clean(frame, self.missing)
+        frame = clean(frame, self.missing, fold_case=self.fold_case)
         names = [column.name for column in self.columns]
         for name in names:
             if name not in frame.columns:
                 problems.add(no_such_column("the model's inputs", name, frame.columns))
-        for name in frame.columns:
-            if name not in names and name not in self.ignored:
-                problems.add(unexpected_column(name, names))
         if not frame.height:
             problems.add("there are none; give one at least")
         return frame
@@ -331,7 +337,7 @@ class Preprocessing:
         is_text = column.kind == "number" and series.dtype == pl.String
         if is_text and (self.decimal == "," or self.thousands is not None):
             series = without_marks(series, self.decimal, self.thousands)
-        values, bad = parse_as(series, column.kind, column.date_format)
+        values, bad = parse_as(series, column.kind, column.date_format, column.unit)
         if bad.any():
             problems.add(
                 f"column {column.name!r} holds {series.filter(bad)[0]!r} in"

@@ -98,18 +98,6 @@ def missing_columns(
     return problems
 
 
-def unexpected_column(column: str, columns: Sequence[str]) -> str:
-    """The message for a column that the training table did not have.
-
-    It names the most similar column of the training table.
-    """
-    hint = _nearest(column, columns)
-    return (
-        f"column {column!r} was not in the table that the model learned from;"
-        f" {hint[2:] or 'take it out'}"
-    )
-
-
 def describe_rows(rows: Sequence[int]) -> str:
     """Row numbers, counted from 1 below the header, as text for a message."""
     if len(rows) == 1:

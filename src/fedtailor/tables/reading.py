@@ -13,6 +13,7 @@ import polars as pl
 
 from fedtailor._parquet import read_foreign_parquet
 from fedtailor._printable import join_names
+from fedtailor.protocol import check_choice
 from fedtailor.tables.delimited import ENDINGS as TEXT_ENDINGS
 from fedtailor.tables.delimited import MISSING_WORDS, FileContent, read_delimited
 from fedtailor.tables.numerals import typed_columns
@@ -21,6 +22,9 @@ from fedtailor.tables.options import TableOptions
 EXCEL_ENDINGS = (".xlsx", ".xls", ".xlsb", ".ods")
 ENDINGS = (*TEXT_ENDINGS, ".parquet", *EXCEL_ENDINGS)
 """Suffixes of files that can be read."""
+
+TITLE_ROWS = 20
+"""Rows of an Excel sheet in which the names of the columns are looked for."""
 
 _NUMPY_DTYPES = frozenset(
     ("float64", "float32", "int64", "int32", "int16", "int8", "uint8", "bool")
@@ -68,7 +72,7 @@ def read(source: Any, options: TableOptions) -> RawTable:
             " each example"
         )
     frame, notes = typed_columns(
-        clean(frame, options.missing),
+        clean(frame, options.missing, fold_case=options.fold_case),
         decimal := options.decimal or content.decimal,
         options.thousands,
         {options.client, options.group},
@@ -103,7 +107,9 @@ def as_frame(rows: Any) -> pl.DataFrame:
     )
 
 
-def clean(frame: pl.DataFrame, missing: tuple[str, ...] = ()) -> pl.DataFrame:
+def clean(
+    frame: pl.DataFrame, missing: tuple[str, ...] = (), *, fold_case: bool = False
+) -> pl.DataFrame:
     """Replace missing cells by null, strip text, and expand columns of arrays.
 
     A column of arrays becomes one column per entry.
@@ -112,6 +118,7 @@ def clean(frame: pl.DataFrame, missing: tuple[str, ...] = ()) -> pl.DataFrame:
         frame: the frame.
         missing: the user's words for missing cells. Those that are numbers also mark
             missing cells in numeric columns. "COLUMN=WORD" is a word of one column.
+        fold_case: whether text becomes small letters with single blanks.
     """
     of_all, of_column = words_by_column(missing, frame.columns)
     # A dict, as an entry may have the name of another column.
@@ -122,7 +129,11 @@ def clean(frame: pl.DataFrame, missing: tuple[str, ...] = ()) -> pl.DataFrame:
         for column in _entries(series) if is_array else [series]:
             words = (*of_all, *of_column.get(series.name, ()))
             columns[column.name] = _clean_column(column, words)
-    return pl.DataFrame(columns)
+    cleaned = pl.DataFrame(columns)
+    if not fold_case:
+        return cleaned
+    texts = pl.col(pl.String).str.to_lowercase().str.replace_all(r"\s+", " ")
+    return cleaned.with_columns(texts)
 
 
 def _with_composed_names(frame: pl.DataFrame) -> pl.DataFrame:
@@ -187,7 +198,7 @@ def _read_file(path: Path, options: TableOptions) -> FileContent:
     if name.endswith(TEXT_ENDINGS):
         return read_delimited(path, options)
     if name.endswith(EXCEL_ENDINGS):
-        return FileContent(_read_excel(path, options))
+        return _read_excel(path, options)
     try:
         return FileContent(read_foreign_parquet(path))
     except (pl.exceptions.PolarsError, OSError) as error:
@@ -196,22 +207,67 @@ def _read_file(path: Path, options: TableOptions) -> FileContent:
         ) from None
 
 
-def _read_excel(path: Path, options: TableOptions) -> pl.DataFrame:
+def _read_excel(path: Path, options: TableOptions) -> FileContent:
+    """Read a sheet of an Excel file, from the row of the columns' names.
+
+    They are looked for in the first rows of all sheets, as there are covers and titles.
+    """
     if find_spec("fastexcel") is None:
         raise ValueError(
             f"{path}: Excel files need `pip install 'fedtailor[excel]'`; or save the"
             " sheet as CSV"
         )
+    import fastexcel
+
     try:
+        book = fastexcel.read_excel(path)
+        sheets = book.sheet_names
+        if options.sheet is None:
+            searched = sheets
+        else:
+            check_choice(options.sheet, sheets, f"sheet of {path} called")
+            searched = [options.sheet]
+        # The first sheet and row with most of the names.
+        found = [_header_of(book, sheet, options) for sheet in searched]
+        place = max(range(len(found)), key=lambda number: found[number][0])
+        row = found[place][1]
         # Infer the types from all rows: a column with a single '?' must become text.
-        return pl.read_excel(
-            path, sheet_name=options.sheet, engine="calamine", infer_schema_length=None
+        frame = pl.read_excel(
+            path,
+            sheet_name=searched[place],
+            engine="calamine",
+            infer_schema_length=None,
+            read_options={"header_row": row} if row else None,
         )
+    except ValueError:
+        raise
     # The reader raises errors of various types.
     except Exception as error:
         raise ValueError(
             f"{path} cannot be read as Excel: {str(error).splitlines()[0][:200]}"
         ) from None
+    notes = []
+    if len(searched) > 1:
+        notes.append(
+            f"Sheet {searched[place]!r} is read, one of {len(sheets)}"
+            f" ({join_names(sheets)}); name another with --sheet."
+        )
+    if row:
+        notes.append(f"The names of the columns stand in row {row + 1} of the sheet.")
+    return FileContent(frame, notes=tuple(notes))
+
+
+def _header_of(book: Any, sheet: str, options: TableOptions) -> tuple[int, int]:
+    """How many of the named columns a sheet has, and in which row their names are."""
+    head = book.load_sheet(
+        sheet, header_row=None, skip_rows=0, n_rows=TITLE_ROWS, dtypes="string"
+    ).to_polars()
+    wanted, best = {*options.roles.values()}, (0, 0)
+    for number, cells in enumerate(head.iter_rows()):
+        names = {unicodedata.normalize("NFC", str(cell)).strip() for cell in cells}
+        if len(wanted & names) > best[0]:
+            best = (len(wanted & names), number)
+    return best
 
 
 def _from_pandas(name: str, column: Any) -> pl.Series:

@@ -21,6 +21,10 @@ holds quantities if more than this share do.
 """
 _MIN_ROWS = 20
 """In tables with fewer rows, ids are not detected: all values may differ by chance."""
+_LONG_NUMBER = 1e9
+"""Whole numbers of ten digits and more, all different, are numbers of insured persons and
+the like.
+"""
 _QUANTITY = r"^[+\-]?\p{Sc}?\s?\d[\d.,' ]*\s?(%|\p{L}{1,4}|\p{Sc})?$"
 """A number with separators, a unit, a currency or %, as a polars regular expression."""
 _ID_NAME = re.compile(
@@ -120,7 +124,8 @@ def _identifies_rows(
             return "different text in nearly all rows (a name, an id or free text)"
     elif rows >= _MIN_ROWS and column.is_integer and distinct == rows:
         value_range = float(values.max()) - float(values.min()) + 1  # type: ignore[arg-type]
-        if value_range <= 2 * rows or _ID_NAME.search(name):
+        is_long = float(values.abs().min()) >= _LONG_NUMBER  # type: ignore[arg-type]
+        if value_range <= 2 * rows or _ID_NAME.search(name) or is_long:
             return "a different whole number in every row (an id or a running number)"
     return _identifies_client(column, values, clients, distinct)
 

@@ -4,21 +4,19 @@ A table on one machine is one part, whose sums are of all training rows. In a fe
 of machines each client is a part: it computes counts and sums of its own rows, which are
 then added up, so that no rows are sent.
 
-A client sends no count of fewer than `MIN_ROWS` rows either, nor one from which it follows
-as a difference (the number of all rows is known). What it sends are the sums of a table in
-which each smaller group of rows is counted to the largest one: the rows of rare categories,
-the missing cells, the rows whose value is not that of all others. A column that has values
-in fewer rows is sent as one without values.
+A client sends no count of fewer than `MIN_ROWS` rows either, nor one from which it follows.
+What it sends are the sums of another table, in which small groups of rows are hidden
+(`fedtailor.tables.hiding`).
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import field
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import polars as pl
-from jaxtyping import Float32, Float64
+from jaxtyping import Float64
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -30,12 +28,18 @@ from fedtailor.tables.decorrelation import (
     decorrelation_from_moments,
 )
 from fedtailor.tables.encoding import MIN_ROWS, ColumnEncoding
+from fedtailor.tables.hiding import (
+    MAX_NAME_LENGTH,
+    MAX_NAMES,
+    RARE,
+    Inputs,
+    counts_of,
+    indicator_of,
+    inputs_of,
+    multipliable,
+    shown,
+)
 from fedtailor.tables.kinds import MAX_CATEGORIES, Kind
-
-MAX_NAMES, MAX_NAME_LENGTH = 1000, 200
-"""The largest number of categories of a column that a client sends, and of characters of
-one's name.
-"""
 
 Count = Annotated[int, Field(ge=0, lt=2**53)]
 Name = Annotated[str, Field(max_length=MAX_NAME_LENGTH)]
@@ -78,16 +82,24 @@ class ColumnSums(BaseModel):
         Args:
             values: the cells.
             kind: kind of the column.
-            agreed: the categories to list; by default those that have enough rows.
-            least: groups of fewer rows are counted to the largest one; 1 = sums of all
-                rows as they are, which do not leave this machine.
+            agreed: categories that are listed in any case.
+            least: the least rows of a group (see `hiding.shown`); 1 = sums of all rows as
+                they are, which do not leave this machine.
         """
+        cells = shown(values, kind, least)
+        missing = cells.null_count()
+        count = len(cells) - missing
         if kind == "category":
-            return _category_sums(values, agreed, least)
-        numbers, missing = shown_numbers(values, kind, least)
-        count = len(values) - missing
+            names, rows = counts_of(cells)
+            categories = dict.fromkeys(agreed or (), 0)
+            categories |= dict(zip(names.tolist(), rows.tolist(), strict=True))
+            rare = categories.pop(RARE, 0)
+            return ColumnSums.model_construct(
+                count=count, missing=missing, categories=categories, rare=rare
+            )
         if not count:
             return ColumnSums(missing=missing)
+        numbers = cells.drop_nulls()
         mean = float(numbers.mean() or 0.0)  # type: ignore[arg-type]
         squares = float(((numbers - mean) ** 2).sum())
         return ColumnSums.model_construct(
@@ -197,15 +209,56 @@ class InputSums(BaseModel):
 
     @staticmethod
     def of(
-        x: Float32[NDArray, "rows inputs"], columns: Sequence[ColumnEncoding] = ()
+        cells: Sequence[pl.Series], columns: Sequence[ColumnEncoding]
     ) -> "InputSums":
-        """Compute the sums of encoded rows, in which no few rows stand alone (see
-        `without_few_rows`). Of several columns together the products may count fewer
-        rows.
+        """Compute the sums of the inputs of columns, as they are shown (see `hiding`).
+
+        Products of inputs that would lead to few rows are 0, as if these inputs were
+        uncorrelated with all others.
 
         Args:
-            x: the rows.
-            columns: the columns whose inputs these are, in their order.
+            cells: the parsed cells of each column, with null for missing ones.
+            columns: their encodings.
+
+        Raises:
+            ValueError: there are not more rows than inputs, or few rows.
+        """
+        x = np.empty((len(cells[0]), sum(len(it.inputs) for it in columns)))
+        parts, gaps, start = list[Inputs](), list[tuple[slice, int]](), 0
+        for values, column in zip(cells, columns, strict=True):
+            values, end = shown(values, column.kind), start + len(column.inputs)
+            column.encode(values, x[:, start:end])
+            places = slice(start, end - column.indicator)
+            parts.append(inputs_of(values, column.kind, places))
+            if column.indicator:
+                parts.append(indicator_of(values, end - 1))
+                gaps.append((places, end - 1))
+            start = end
+        # All is computed with gaps that have the mean of this client's other cells. What
+        # is sent are the sums with the value that all clients put there, which follow from
+        # these: the value is not this client's to choose, and could say where gaps are.
+        filling = np.eye(x.shape[1])
+        for places, indicator in gaps:
+            is_gap = x[:, indicator] == 1
+            if is_gap.any() and not is_gap.all():
+                mean = x[~is_gap, places].mean(axis=0)
+                filling[indicator, places] = x[is_gap, places][0] - mean
+                x[is_gap, places] = mean
+        return InputSums.of_inputs(x, parts, filling)
+
+    @staticmethod
+    def of_inputs(
+        x: Float64[NDArray, "rows inputs"],
+        parts: Sequence[Inputs] | None,
+        filling: Float64[NDArray, "inputs inputs"] | None = None,
+    ) -> "InputSums":
+        """Compute the sums of x @ filling.
+
+        Args:
+            x: the inputs of the rows, where missing cells have the mean of the others.
+            parts: what the inputs are of; None = the sums of rows as they are, which do
+                not leave this machine.
+            filling: what adds other values for missing cells; None = they keep the mean.
 
         Raises:
             ValueError: there are not more rows than inputs, or few rows. The rows could
@@ -213,19 +266,19 @@ class InputSums(BaseModel):
         """
         rows, inputs = x.shape
         require(
-            rows > inputs and rows >= MIN_ROWS,
+            parts is None or (rows > inputs and rows >= MIN_ROWS),
             f"its {rows} training rows are not more than the {inputs} inputs, or fewer"
             f" than {MIN_ROWS}: sums of products would give them away (leave inputs"
             " correlated: decorrelate = false in a job, keep_correlated of a table)",
         )
-        return InputSums.of_all(without_few_rows(x, columns))
-
-    @staticmethod
-    def of_all(x: Float32[NDArray, "rows inputs"]) -> "InputSums":
-        """The sums of rows as they are, which do not leave this machine."""
         mean, products = centered_products(x)
+        if parts is not None:
+            is_sent = multipliable(x, parts)
+            products *= np.outer(is_sent, is_sent) | np.eye(inputs, dtype=np.bool_)
+        if filling is not None:
+            mean, products = mean @ filling, filling.T @ products @ filling
         return InputSums(
-            count=len(x), mean=tuple(mean.tolist()), products=_upper_triangle(products)
+            count=rows, mean=tuple(mean.tolist()), products=_upper_triangle(products)
         )
 
     def __add__(self, other: "InputSums") -> "InputSums":
@@ -259,130 +312,6 @@ class InputSums(BaseModel):
         matrix = np.zeros((size, size))
         matrix[np.triu_indices(size)] = self.products
         return matrix + np.triu(matrix, 1).T
-
-
-def _row_counts(values: pl.Series) -> dict[Any, int]:
-    """The number of rows of each value that is not missing, the most frequent first."""
-    counts = values.drop_nulls().rename("value").value_counts(name="rows")
-    in_order = counts.sort("rows", "value", descending=[True, False])
-    return dict(in_order.iter_rows())
-
-
-def shown_numbers(
-    values: pl.Series, kind: Kind, least: int = MIN_ROWS
-) -> tuple[pl.Series, int]:
-    """The numbers of a column as they are counted.
-
-    Args:
-        values: the cells, with null for missing ones.
-        kind: kind of the column, which is not "category".
-        least: see `ColumnSums.of`.
-
-    Returns:
-        The numbers, and how many cells count as missing. All other cells that are not
-        among the numbers count as their mean.
-    """
-    row_counts = _row_counts(values)
-    count = sum(row_counts.values())
-    mode = next(iter(row_counts), None)
-    numbers = values.drop_nulls()
-    if count < least or (kind == "boolean" and row_counts[mode] < least):
-        return numbers.clear(), len(values)
-    if count - row_counts[mode] < least <= row_counts[mode]:
-        numbers = pl.repeat(mode, count, dtype=values.dtype, eager=True)
-    if len(values) - count >= least:
-        return numbers, len(values) - count
-    # Few cells are missing. They are counted as the mean, which does not change by that;
-    # but yes and no have no cells between them.
-    if kind == "boolean":
-        added = len(values) - len(numbers)
-        numbers = numbers.append(pl.repeat(mode, added, dtype=values.dtype, eager=True))
-    return numbers, 0
-
-
-def _category_sums(
-    values: pl.Series, agreed: Sequence[str] | None, least: int
-) -> ColumnSums:
-    """`ColumnSums.of` categories."""
-    row_counts, rows = _row_counts(values), len(values)
-    # Categories without enough rows are rare ones, and if these are few together they
-    # are counted to the largest category. So are rows in which it is missing.
-    categories = dict.fromkeys(agreed or (), 0)
-    if sum(row_counts.values()) < least:
-        return ColumnSums(missing=rows, categories=categories)
-    listed = row_counts.keys() if agreed is None else agreed
-    for name in list(row_counts)[:MAX_NAMES]:
-        is_short = least == 1 or len(name) <= MAX_NAME_LENGTH
-        if name in listed and row_counts[name] >= least and is_short:
-            categories[name] = row_counts[name]
-    count = sum(row_counts.values())
-    rare, missing = count - sum(categories.values()), rows - count
-    largest = max(categories, key=categories.__getitem__, default=None)
-    if largest is not None and categories[largest] > 0 and rare < least:
-        categories[largest] += rare
-        rare = 0
-    if missing < least:
-        if largest is not None and categories[largest] > 0:
-            categories[largest] += missing
-        else:
-            rare += missing
-        missing = 0
-    return ColumnSums.model_construct(
-        count=rows - missing, missing=missing, categories=categories, rare=rare
-    )
-
-
-def without_few_rows(
-    x: Float32[NDArray, "rows inputs"], columns: Sequence[ColumnEncoding] = ()
-) -> Float32[NDArray, "rows inputs"]:
-    """Inputs in which no group of fewer than `MIN_ROWS` rows differs from the others.
-
-    An input that is the same in all but a few rows is so in all. Rows of a category that
-    few rows have are counted to the largest one: else the inputs of the other categories
-    together would show what these rows hold. A few gaps of numbers are filled with the
-    mean of the others here: the mean of all clients may be far from it, and would show
-    where the gaps are.
-
-    Args:
-        x: the rows.
-        columns: see `InputSums.of`.
-    """
-    x, start = x.copy(), 0
-    for column in columns:
-        width = len(column.inputs) - column.indicator
-        if column.kind == "category":
-            _count_to_largest(x[:, start : start + width])
-        elif column.kind in ("number", "date"):
-            _fill_few_gaps(x[:, start])
-        start += len(column.inputs)
-    for index in range(x.shape[1]):
-        values, counts = np.unique(x[:, index], return_counts=True)
-        most = int(counts.argmax())
-        if len(x) - counts[most] < MIN_ROWS <= counts[most]:
-            x[:, index] = values[most]
-    return x
-
-
-def _count_to_largest(x: Float32[NDArray, "rows categories"]) -> None:
-    """Count rows of categories with few rows to the largest one, in place."""
-    width = x.shape[1]
-    # Rows of a category that has no input are zeros.
-    codes = np.where(x.any(axis=1), x.argmax(axis=1), width)
-    counts = np.bincount(codes, minlength=width + 1)
-    largest, few = int(counts.argmax()), counts[codes] < MIN_ROWS
-    x[few] = 0
-    if largest < width:
-        x[few, largest] = 1
-
-
-def _fill_few_gaps(x: Float32[NDArray, " rows"]) -> None:
-    """Fill a few gaps of a standardised column with the mean of the others, in place.
-
-    Gaps have been filled with the pooled mean, which is 0.
-    """
-    gaps = x == 0
-    if 0 < gaps.sum() < min(MIN_ROWS, len(x)):
-        x[gaps] = x[~gaps].mean(dtype=np.float64)
 
 
 def _upper_triangle(matrix: Float64[NDArray, "inputs inputs"]) -> tuple[float, ...]:

@@ -4,6 +4,7 @@ Each function returns sentences. Values, rows and columns are looked at in the t
 rows of clients that train; only repetitions are looked for in all rows.
 """
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -15,7 +16,7 @@ from fedtailor._printable import join_names
 from fedtailor.federation.repetitions import repeated_rows
 from fedtailor.tables.encoding import ColumnEncoding
 from fedtailor.tables.kinds import ParsedColumn
-from fedtailor.tables.options import TableOptions
+from fedtailor.tables.options import TableOptions, folded
 from fedtailor.tables.splitting import Rows, Splits
 
 MAX_SEARCHED_ROWS = 200_000
@@ -41,6 +42,12 @@ USUAL_CODES = {
 too.
 """
 MAX_CODES = 6
+FAR_OFF = 1000.0
+"""A number this many times as far from the median as nine tenths of all are from each other
+is named.
+"""
+MAX_FAR_OFF = 0.01
+"""If more than this share of the rows is so far off, the column is spread so."""
 
 # columns that give the target away
 MIN_EXPLAINED = 0.75
@@ -51,6 +58,14 @@ MAX_LEAKS = 2
 """More columns than these are named in one sentence."""
 MIN_ROWS_TO_JUDGE = 40
 _BINS = 20
+
+# several rows of one patient
+MIN_SUBJECTS = 20
+MAX_VISITS = 20
+"""How many times as many rows as usual one patient may have."""
+_SUBJECT_NAME = re.compile(
+    r"(?i)(^|[_ .-])(id|pid|mrn|patient|subject|person|case|pat|subj)(s|[_ .-]?(id|nr|no))?$"
+)
 
 RARE = 0.9
 """If a larger share of the rows has one class, the accuracy says little."""
@@ -84,7 +99,7 @@ def target_code_warnings(
 ) -> list[str]:
     """The same of the target of a regression, whose rows have to be left out then."""
     return [
-        f"{warning} --skip-unlabelled"
+        f"{warning} --skip-unlabelled" if "--missing" in warning else warning
         for warning in _code_warnings(name, values, train, owners, names)
     ]
 
@@ -110,7 +125,25 @@ def _code_warnings(
             f" rows{where}, and {others.min():g} to {others.max():g} in all other rows; if"
             f" {code:g} means that the cell is missing, say --missing {_quoted(f'{name}={code:g}')}"
         )
-    return warnings
+    return warnings + _far_off_warnings(name, others, int(train.sum()))
+
+
+def _far_off_warnings(
+    name: str, cells: Float[NDArray, " rows"], rows: int
+) -> list[str]:
+    """A sentence if a few numbers are so large that they decide alone what is learned."""
+    if len(cells) < MIN_ROWS_TO_JUDGE:
+        return []
+    low, middle, high = np.quantile(cells, [0.05, 0.5, 0.95])
+    is_far = np.abs(cells - middle) > FAR_OFF * (high - low)
+    if high == low or not 0 < is_far.sum() <= MAX_FAR_OFF * len(cells):
+        return []
+    far, usual = cells[is_far], cells[~is_far]
+    return [
+        f"{name!r} is {far[0]:g} in {len(far):,} of {rows:,} training rows, and"
+        f" {usual.min():g} to {usual.max():g} in all others: such a number decides alone"
+        " what is learned; mend it, or leave its row out"
+    ]
 
 
 def _missing_codes(cells: Float[NDArray, " rows"]) -> list[float]:
@@ -342,6 +375,63 @@ def class_warnings(y: NDArray, labels: Sequence[object]) -> list[str]:
         f"{percent} % of the rows have the class {labels[int(counts.argmax())]}: always"
         f" answering it has an accuracy of {percent}; judge by --metrics roc_auc"
         " (or balanced_accuracy)"
+    ]
+
+
+def group_warnings(
+    columns: Mapping[str, ParsedColumn],
+    owners: Int[NDArray, " rows"],
+    options: TableOptions,
+) -> list[str]:
+    """A warning if a column looks like the number of a patient with several rows.
+
+    It is text or whole numbers, of many values, most of which occur repeatedly, and never
+    at two clients; or its name says so.
+    """
+    if options.group is not None or options.window is not None:
+        return []
+    clients, found = pl.Series("owner", owners), []
+    for name, column in columns.items():
+        values = column.values.alias("value")
+        if column.kind != "category" and not column.is_integer:
+            continue
+        counts = values.drop_nulls().value_counts()["count"]
+        if len(counts) < MIN_SUBJECTS or counts.sum() < len(values):
+            continue
+        repeated = counts.filter(counts > 1).sum() / counts.sum()
+        if repeated < 0.5 or counts.max() > MAX_VISITS * counts.median():  # type: ignore[operator]
+            continue
+        is_named = _SUBJECT_NAME.search(name) is not None
+        is_nested = pl.DataFrame([values, clients]).n_unique() == len(counts)
+        if is_named or (is_nested and len(counts) > 2 * clients.n_unique()):
+            found.append(
+                f"{name!r} has {len(counts):,} values in {len(values):,} rows: if rows of"
+                " one value are of one patient, or the like, keep them together with"
+                f" --group {_quoted(name)}, as results are too good otherwise"
+            )
+    return found[:1]
+
+
+def spelling_warnings(columns: Iterable[pl.Series]) -> list[str]:
+    """A warning if values of text differ in capitals or blanks only."""
+    found = []
+    for series in columns:
+        if series.dtype != pl.String:
+            continue
+        values = series.drop_nulls().unique().sort()
+        spellings: dict[str, list[str]] = {}
+        for value in values.to_list():
+            spellings.setdefault(folded(value), []).append(value)
+        alike = [group for group in spellings.values() if len(group) > 1]
+        if alike:
+            more = f" and {len(alike) - 2} more" if len(alike) > 2 else ""
+            shown = "; ".join(" / ".join(group[:3]) for group in alike[:2])
+            found.append(f"{series.name!r} ({shown}{more})")
+    if not found:
+        return []
+    return [
+        "values that differ in capitals or blanks only are different ones, in"
+        f" {', '.join(found)}; say --fold-case if they are the same"
     ]
 
 

@@ -29,6 +29,7 @@ from fedtailor.tables.notes import (
     column_notes,
     decorrelation_notes,
     dropped_notes,
+    empty_notes,
     role_notes,
     split_notes,
 )
@@ -52,8 +53,10 @@ from fedtailor.tables.suspicions import (
     class_warnings,
     client_warnings,
     code_warnings,
+    group_warnings,
     leak_warnings,
     repetition_warnings,
+    spelling_warnings,
     target_code_warnings,
 )
 from fedtailor.tables.target import Target, TargetEncoding
@@ -242,6 +245,9 @@ def _build(raw: RawTable, options: TableOptions, seed: int, all_rows: bool) -> T
     problems.raise_if_any()
     if all_rows:
         splits = everything_trains(rows)
+    texts = [frame[options.client], frame[options.target]]
+    texts += [column.values for column in columns.values() if column.kind == "category"]
+    spellings = spelling_warnings(texts)
     del frame, timed  # saves memory, as the parsed columns are copies
     # Statistics are computed from the training rows of seen clients.
     unseen = choose_unseen(options.unseen, rows.names, seed)
@@ -253,6 +259,8 @@ def _build(raw: RawTable, options: TableOptions, seed: int, all_rows: bool) -> T
         columns, train, parts, rows.owners, options, notes, problems
     )
     problems.raise_if_any()
+    kept = {encoding.name: columns[encoding.name] for encoding in encodings}
+    notes += empty_notes(kept, rows.owners, rows.names)
     notes += role_notes(options)
     notes += target.notes
     if not all_rows:
@@ -264,9 +272,10 @@ def _build(raw: RawTable, options: TableOptions, seed: int, all_rows: bool) -> T
         notes += of_loss
     ignored = _ignored_columns(raw.frame.columns, encodings, options, dropped)
     x, decorrelation = _encode(columns, encodings), None
-    kept = {encoding.name: columns[encoding.name] for encoding in encodings}
     warnings = [
         *client_warnings(rows, options),
+        *spellings,
+        *group_warnings(columns, rows.owners, options),
         *(class_warnings(y[train], encoding.classes) if encoding.classes else ()),
         *code_warnings(kept, train, rows.owners, rows.names),
         *_target_codes(target, options.target, train, rows),
@@ -279,7 +288,7 @@ def _build(raw: RawTable, options: TableOptions, seed: int, all_rows: bool) -> T
     ]
     is_linear = encoding.task != "classification" and options.window is None
     if is_linear and not options.keep_correlated:
-        decorrelation = _fit_decorrelation(x, encodings, parts)
+        decorrelation = _fit_decorrelation(x, columns, encodings, parts)
         notes += decorrelation_notes(decorrelation, x.shape[1])
         if decorrelation is not None:
             decorrelation.apply(x)
@@ -291,6 +300,7 @@ def _build(raw: RawTable, options: TableOptions, seed: int, all_rows: bool) -> T
         missing=options.missing,
         decimal=raw.decimal,
         thousands=options.thousands,
+        fold_case=options.fold_case,
         decorrelation=decorrelation,
     )
     if options.window is not None:
@@ -562,7 +572,9 @@ def _fit_columns(
                     f"column {name!r} is asked for, and {dropped[name]}; leave it out"
                 )
             continue
-        encodings.append(replace(encoding, date_format=column.date_format))
+        encodings.append(
+            replace(encoding, date_format=column.date_format, unit=column.unit)
+        )
     if not encodings and not problems.found:
         reasons = (f"{name!r} is {text}" for name, text in dropped.items())
         problems.add(f"no input column is left: {'; '.join(reasons)}")
@@ -598,7 +610,8 @@ def _standardize_target(
 
 def _fit_decorrelation(
     x: Float32[NDArray, "rows inputs"],
-    columns: Sequence[ColumnEncoding],
+    columns: Mapping[str, ParsedColumn],
+    encodings: Sequence[ColumnEncoding],
     parts: _Parts,
 ) -> Decorrelation | None:
     """Fit the decorrelation of encoded inputs of columns to the training rows.
@@ -610,7 +623,11 @@ def _fit_decorrelation(
         return fit_decorrelation(x[parts.rows[0]])
     if not can_decorrelate(x.shape[1]):
         return None
-    sums = [InputSums.of(x[rows], columns) for rows in parts.rows]
+    cells = [columns[encoding.name].values for encoding in encodings]
+    sums = [
+        InputSums.of([values[rows] for values in cells], encodings)
+        for rows in parts.rows
+    ]
     return reduce(add, sums).decorrelation()
 
 

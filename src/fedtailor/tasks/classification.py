@@ -61,13 +61,21 @@ class Classification(Task):
         self, outputs: Float[Array, "b classes"], y: Shaped[Array, " b"]
     ) -> dict[str, Shaped[Array, " b"]]:
         """`correct` [b] bool, `prediction` [b] int32, the predicted class, and
-        `confidence` [b] float32, its probability.
+        `confidence` [b] and `log_odds` [b] float32, its probability p and log(p / (1 - p)).
+        Probabilities near 1 tie in single precision, which log-odds do not.
         """
         confidence = jnp.exp(jax.nn.log_softmax(outputs, axis=-1).max(axis=-1))
+        # The largest score less the log-sum of the others.
+        is_predicted = jnp.arange(outputs.shape[-1]) == jnp.argmax(
+            outputs, axis=-1, keepdims=True
+        )
+        others = jax.nn.logsumexp(jnp.where(is_predicted, -jnp.inf, outputs), axis=-1)
+        log_odds = outputs.max(axis=-1) - others
         return {
             "correct": jnp.argmax(outputs, axis=-1) == y,
             "prediction": jnp.argmax(outputs, axis=-1).astype(jnp.int32),
             "confidence": confidence.astype(jnp.float32),
+            "log_odds": log_odds.astype(jnp.float32),
         }
 
     def baseline(

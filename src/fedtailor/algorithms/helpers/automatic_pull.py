@@ -61,6 +61,10 @@ _BATCH = 256
 _MOMENTS = "moments"
 _RATIO = "ratio"
 _MOST_RATIO = 1e30
+_MOST_RATIO_OF_SQUARES = 1e3
+"""The largest mean square of targets, in units of the rows' errors, whose sums are exact
+enough.
+"""
 
 
 @server_state
@@ -68,6 +72,11 @@ class WithComponents(AveragedModels):
     """Averaged models, and what all clients know of the variance components."""
 
     initial: Float[Array, " d"]
+    """The model that clients' targets are measured from in the probe: the common initial
+    one, or the least squares estimate of the probe before.
+    """
+    asks_again: bool
+    """Whether sums around that model are too large beside what varies."""
     sigma2: float
     """The variance of a row's error."""
     tau2: float
@@ -105,7 +114,10 @@ class AutomaticPull(FedAvg):
         server = super().init_server(init, population)
         if self.lam != "auto":
             return server
-        return WithComponents(server.model, server.optimizer, init(0), 1.0, 0.0)
+        return WithComponents(server.model, server.optimizer, init(0), False, 1.0, 0.0)
+
+    def asks_again(self, server: AveragedModels) -> bool:
+        return isinstance(server, WithComponents) and server.asks_again
 
     def broadcast(self, server: AveragedModels, cohort: Cohort) -> Downlink:
         downlink = super().broadcast(server, cohort)
@@ -125,8 +137,16 @@ class AutomaticPull(FedAvg):
     ) -> WithComponents:
         # Only the sum over clients is used.
         total = answers.host(_MOMENTS).astype(np.float64).sum(axis=0)
-        sigma2, tau2 = components(total, len(server.initial))
-        return server.replace(sigma2=sigma2, tau2=max(tau2, 0.0))
+        sigma2, tau2, pooled = components(total, len(server.initial))
+        new = server.replace(sigma2=sigma2, tau2=max(tau2, 0.0), asks_again=False)
+        # Sums of squares in single precision do not show errors around a target's large
+        # mean. Then clients are asked once more, around the model that fits all.
+        square, rows = total[-4], total[-1]
+        if server.asks_again or square < _MOST_RATIO_OF_SQUARES * rows * sigma2:
+            return new
+        moved = np.asarray(server.initial, np.float64) + pooled
+        moved = jnp.asarray(moved, server.initial.dtype)
+        return new.replace(initial=moved, asks_again=True)
 
     def pull(self, inbox: Inbox, local: LocalTrainer, sgd: SGD) -> Any:
         """The weight of this client's proximal term.
@@ -163,18 +183,19 @@ def moments(theta: Float[Array, " d"], local: LocalTrainer) -> Float[Array, " m"
     """What one client sends, to be added up over clients.
 
     Args:
-        theta: any model; the outputs are linear in it.
+        theta: any model, from whose outputs targets are measured; they are linear in it.
         local: the client's data.
 
     Returns:
         Z'Z and (Z'Z)^2, then Z'y, y'y, the residual sum of squares of the client's own
-        least squares, its degrees of freedom n - rank Z, and n.
+        least squares, its degrees of freedom n - rank Z, and n; y is what the targets
+        have beyond the outputs of theta.
     """
     d, dtype = theta.shape[0], sums_type(theta)
     zero = jnp.zeros((), dtype)
 
-    def add(carry: Any, batch: Batch, step: Any) -> Any:
-        gram, cross, square = carry
+    def rows_of(batch: Batch) -> tuple[Float[Array, "b d"], Float[Array, " b"]]:
+        """Z and y of a batch; padding is 0."""
         local.count_work(gradients=1)
 
         def predict(model: Float[Array, " d"]) -> Float[Array, " b"]:
@@ -182,9 +203,12 @@ def moments(theta: Float[Array, " d"], local: LocalTrainer) -> Float[Array, " m"
             return outputs.reshape(-1).astype(dtype)
 
         slopes = jax.jacfwd(predict)(theta).astype(dtype)
-        rows = slopes * batch.weight[:, None]  # Z [b, d]
-        offset = predict(jnp.zeros_like(theta))
-        y = (batch.y.reshape(-1).astype(dtype) - offset) * batch.weight
+        y = batch.y.reshape(-1).astype(dtype) - predict(theta)
+        return slopes * batch.weight[:, None], y * batch.weight
+
+    def add(carry: Any, batch: Batch, step: Any) -> Any:
+        gram, cross, square = carry
+        rows, y = rows_of(batch)
         return gram + rows.T @ rows, cross + rows.T @ y, square + y @ y
 
     one_pass = SGD(lr=1.0, epochs=1, batch_size=_BATCH)
@@ -198,15 +222,27 @@ def moments(theta: Float[Array, " d"], local: LocalTrainer) -> Float[Array, " m"
     smallest = values[-1] * d * jnp.finfo(dtype).eps
     is_used = values > smallest
     along = vectors.T @ cross
-    explained = jnp.where(is_used, along**2 / jnp.where(is_used, values, 1), 0).sum()
+    own = vectors @ jnp.where(is_used, along / jnp.where(is_used, values, 1), 0)
+
+    # From the residuals themselves: y'y less what is explained would round them away
+    # where y is large.
+    def add_residual(total: Array, batch: Batch, step: Any) -> Array:
+        rows, y = rows_of(batch)
+        return total + jnp.square(y - rows @ own).sum()
+
+    residual = local.loop(
+        zero, add_residual, steps, _BATCH, purpose="variance components"
+    )
     freedom = jnp.maximum(local.size - is_used.sum(), 0).astype(dtype)
-    residual = jnp.where(freedom > 0, jnp.maximum(square - explained, 0), 0)
+    residual = jnp.where(freedom > 0, residual, 0)
     size = local.size.astype(dtype)
     numbers = jnp.stack([square, residual, freedom, size])
     return jnp.concatenate([gram.ravel(), (gram @ gram).ravel(), cross, numbers])
 
 
-def components(total: NDArray[np.float64], d: int) -> tuple[float, float]:
+def components(
+    total: NDArray[np.float64], d: int
+) -> tuple[float, float, Float[np.ndarray, " d"]]:
     """sigma^2 and tau^2 by Henderson's method 3, from the sum of all `moments`.
 
     With S_i = Z_i'Z_i and S their sum, the residual sums of squares have expectations
@@ -221,7 +257,8 @@ def components(total: NDArray[np.float64], d: int) -> tuple[float, float]:
         d: number of parameters.
 
     Returns:
-        (sigma^2, tau^2); tau^2 may be negative, as an unbiased estimate of 0 can be.
+        (sigma^2, tau^2, the least squares estimate of all rows [d]); tau^2 may be
+        negative, as an unbiased estimate of 0 can be.
 
     Raises:
         ValueError: no client has more rows than parameters.
@@ -239,7 +276,8 @@ def components(total: NDArray[np.float64], d: int) -> tuple[float, float]:
     # The sums may be of single precision, and directions that nobody has are noise.
     is_used = values > values[-1] * d * np.finfo(np.float32).eps
     vectors, values = vectors[:, is_used], values[is_used]
-    residual_of_all = square - np.sum((vectors.T @ cross) ** 2 / values)
+    along = vectors.T @ cross
+    residual_of_all = square - np.sum(along**2 / values)
     within = np.sum((vectors * (squares @ vectors)).sum(axis=0) / values)
     between = np.trace(gram) - within
     require(
@@ -247,4 +285,5 @@ def components(total: NDArray[np.float64], d: int) -> tuple[float, float]:
         'lam "auto" needs two clients or more, which are to differ; name a number',
     )
     expected = sigma2 * (rows - len(values))
-    return float(sigma2), float((residual_of_all - expected) / between)
+    tau2 = float((residual_of_all - expected) / between)
+    return float(sigma2), tau2, vectors @ (along / values)

@@ -51,8 +51,14 @@ from fedtailor.protocol import (
 
 ASKED_AFTER = (0, 1, 2, 5, 10, 20)
 """The rounds of FedAvg after which clients are asked."""
-LEVEL = 0.05
-"""The level of the test of whether clients differ at all (`differ`)."""
+LEVEL = 0.05 / len(ASKED_AFTER)
+"""The level of the test of whether clients differ at all (`differ`), of each probe: of
+clients that do not, a twentieth is told apart by any of them (Bonferroni).
+"""
+TEST_SHARE = 0.05
+"""n_k of the batches by which this test knows the gradients' noise, as a share of a
+client's samples: from three batches it would know too little.
+"""
 SKETCH_SIZE = 1024
 """Numbers in a sketch.
 
@@ -239,7 +245,11 @@ def differ(probe: Probe) -> bool:
         return False
     distances = squared_distances(np.asarray(probe.gradients)[is_known])
     noise = np.asarray(probe.sigma2, np.float64)[is_known]
-    return overall_p(distances, noise) < LEVEL
+    sizes = np.asarray(probe.sizes)[is_known]
+    # As the probe draws them: at most half of the samples.
+    batch_sizes = np.clip((TEST_SHARE * sizes + 1e-3).astype(int), 1, sizes // 2)
+    degrees = np.maximum(sizes // batch_sizes - 1, 1).astype(np.float64)
+    return overall_p(distances, noise, degrees) < LEVEL
 
 
 def warm_up_diagnostics(asked: Float[np.ndarray, "k 2"]) -> list[LineDiagnostic]:

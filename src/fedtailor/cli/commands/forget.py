@@ -1,6 +1,4 @@
-"""`fedtailor forget RUN --client X --out DIR`: train again without a client, and prove
-that nothing of it is left.
-"""
+"""`fedtailor forget RUN --client X --out DIR`: train again without a client."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -22,9 +20,8 @@ if TYPE_CHECKING:
 class Options:
     """Train a run again, with its own settings, on the data of all other clients.
 
-    DIR/forgotten.json is the proof: the new files were searched for the client's name,
-    examples, model and state, in their bytes and in their cells. The old run and the
-    table stay as they are: remove them yourself.
+    The new training reads no row of the client. The old run and the table stay as they
+    are: remove them yourself.
     """
 
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
@@ -63,7 +60,6 @@ def forget(arguments: list[str]) -> int:
     options = parse(Options, arguments, "fedtailor forget")
     from fedtailor.deployment import forget as retrain
     from fedtailor.deployment import open_run
-    from fedtailor.deployment.forgetting import PROOF
     from fedtailor.executors import Settings
     from fedtailor.experiments.texts import given_model
 
@@ -91,10 +87,6 @@ def forget(arguments: list[str]) -> int:
             f"Test {run.stored.metric}, mean over these {count} clients: {after:.4f}"
             f" (before: {before:.4f})"
         )
-    say(
-        "Nothing of the client was found in the new directory; what was searched for:"
-        f" {options.out / PROOF}"
-    )
     say(
         f"{options.run} and the data themselves still hold the client; removing them is"
         " up to you."

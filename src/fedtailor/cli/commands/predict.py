@@ -19,8 +19,8 @@ class Options:
     """Predict with the personal models of a run, of a comparison that was finalized, of
     an export, or of one enrolled newcomer.
 
-    Models that were trained on a table take its columns by name, in any order: the
-    target, the client and what was left out may be there or not. Classes are written by
+    Models that were trained on a table take its columns by name, in any order; further
+    columns may be there. Classes are written by
     their names, the targets of a regression in their own unit.
     """
 
@@ -43,6 +43,8 @@ class Options:
     """A category that training never saw: refuse it, or take it as none of the known
     ones.
     """
+    keep: tuple[str, ...] = ()
+    """Columns of the rows to write beside the predictions, such as an id."""
     probabilities: bool = False
     """Write the probability of every class, too."""
     coverage: float | None = None
@@ -91,6 +93,7 @@ def predict(arguments: list[str]) -> int:
             calibrated=options.calibrated,
             calibration=calibration,
             times=options.times,
+            keep=options.keep,
         )
     if options.coverage is not None and calibration is not None:
         if statement := statement_of_final(options.run):

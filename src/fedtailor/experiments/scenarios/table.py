@@ -37,6 +37,8 @@ def table(
     preprocessing: Literal["pooled", "federated"] = "pooled",
     separator: str | None = None,
     decimal: Literal[".", ","] | None = None,
+    thousands: str | None = None,
+    fold_case: bool = False,
     encoding: str | None = None,
     sheet: str | None = None,
 ) -> Table:
@@ -85,8 +87,10 @@ def table(
             training rows, or those that clients of a federation of machines send.
         separator: what stands between cells; None = recognised.
         decimal: the decimal sign; None = recognised.
+        thousands: the thousands mark; None = recognised.
+        fold_case: read text in small letters, with single blanks.
         encoding: of the text; None = recognised.
-        sheet: of an Excel file; None = the first.
+        sheet: of an Excel file; None = the first that has the named columns.
 
     Raises:
         ValueError: the file cannot be read, or all that is wrong with its columns, in
@@ -125,6 +129,8 @@ def table(
         preprocessing=preprocessing,
         separator=separator,
         decimal=decimal,
+        thousands=thousands,
+        fold_case=fold_case,
         encoding=encoding,
         sheet=sheet,
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 if not (ROOT / "examples").exists():
     pytest.skip("examples are in the repository only", allow_module_level=True)
 sys.path.insert(0, str(ROOT / "docs"))
@@ -20,6 +20,9 @@ TOLERANCE = 0.08
 a test row is a few hundredths of a small client.
 """
 PROCESSES = {"five_processes"}
+LONG = PROCESSES | {"shakespeare_transformer"}
+"""Examples that take minutes."""
+DATA = ROOT.parent / "shared" / "data"
 DECISIONS = {"hospitals": "Decision: ", "wearables": "Use local: "}
 """Examples that print whole reports, whose wording has tests of its own -> what a report
 decides.
@@ -27,8 +30,18 @@ decides.
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [example.name for example in gallery.examples()])
-def test_an_example_prints_what_the_gallery_shows(name, tmp_path):
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(
+            example.name, marks=[pytest.mark.nightly] if example.name in LONG else []
+        )
+        for example in gallery.examples()
+    ],
+)
+def test_an_example_prints_what_the_gallery_shows(name, tmp_path, monkeypatch):
+    if "FEDTAILOR_DATA" not in os.environ and DATA.is_dir():
+        monkeypatch.setenv("FEDTAILOR_DATA", str(DATA))
     if name in PROCESSES and "FEDTAILOR_PROCESS_TESTS" not in os.environ:
         pytest.skip("starts servers and clients; set FEDTAILOR_PROCESS_TESTS=1")
     printed = gallery.run(name, tmp_path)

@@ -21,7 +21,7 @@ from conformance.methods import methods_table
 from fedtailor.protocol import Algorithm
 from fedtailor.testing import CHECKS
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGES = {
     page.name: page
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
@@ -43,6 +43,7 @@ RUN = {
     "models-trained.md": 2,
     "series.md": 1,
     "survival.md": 1,
+    "theory.md": 1,
 }
 """Page -> how many blocks of Python the tests below run. A page that gains one is to be
 run, too.
@@ -107,6 +108,11 @@ def test_the_readme_fits_on_two_screens():
     lines = PAGES["README.md"].read_text().splitlines()
     assert len(lines) <= 100
     assert max(len(line) for line in lines if not line.startswith("|")) <= 120
+
+
+def test_theory(capsys):
+    execute("theory.md")
+    assert capsys.readouterr().out == blocks("theory.md", "text")[0]
 
 
 @pytest.mark.slow
@@ -228,6 +234,7 @@ def test_parts_of_models(capsys):
 
 
 @pytest.mark.slow
+@pytest.mark.extra
 def test_pytorch_modules(tmp_path, monkeypatch, capsys):
     pytest.importorskip("torch", reason="PyTorch (the extra `torch`) is not installed")
     monkeypatch.chdir(tmp_path)

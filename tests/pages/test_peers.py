@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-FOLDER = Path(__file__).parents[1] / "benchmarks" / "peers"
+FOLDER = Path(__file__).parents[2] / "benchmarks" / "peers"
 
 pytestmark = pytest.mark.skipif(
     not FOLDER.exists(), reason="benchmarks are in the repository only"

@@ -16,7 +16,7 @@ from filelock import FileLock
 from fedtailor.storage import DirectoryLock
 from fedtailor.storage.run_files import CHECKPOINT, METRICS, SUMMARY
 
-SCRIPT = Path(__file__).parents[1] / "benchmarks" / "evidence.py"
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "evidence.py"
 ROUNDS = 300
 EXPERIMENT = f"""title = "A grid"
 seeds = [0, 1]

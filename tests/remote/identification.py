@@ -1,0 +1,130 @@
+"""A test that sees arithmetic: which cells of a client follow from the numbers that leave
+it.
+
+`numbers` are all real numbers of an answer, in order, as a function of the client's table.
+Their Jacobian with respect to the cells says what can be solved for: a cell whose unit
+vector lies in the row space of the Jacobian is known to first order, and so is a sum over
+fewer than five rows if the combination lies in it. Counts do not change with cells, as long
+as the grouping is fixed; they are checked by themselves (`small_counts`).
+
+What an attacker may know beforehand is taken as known: which cells have the most frequent
+value of a column (a laboratory value that is mostly 0), yes and no, categories and gaps.
+"""
+
+import itertools
+
+import numpy as np
+
+from fedtailor.tables.encoding import MIN_ROWS
+
+STEP = 1e-6
+"""Of a difference, in standard deviations of the column."""
+
+SAME = 1e-6
+"""A combination of cells is known if so little of it is outside of the row space."""
+
+
+def real_numbers(content):
+    """The floats of plain content (lists, dicts), in order."""
+    if isinstance(content, dict):
+        content = [content[name] for name in sorted(content)]
+    if isinstance(content, list | tuple):
+        return [number for part in content for number in real_numbers(part)]
+    return [content] if isinstance(content, float) else []
+
+
+def whole_numbers(content):
+    """The integers of plain content, in order."""
+    if isinstance(content, dict):
+        content = [content[name] for name in sorted(content) if name != "format"]
+    if isinstance(content, list | tuple):
+        return [number for part in content for number in whole_numbers(part)]
+    is_count = isinstance(content, int) and not isinstance(content, bool)
+    return [content] if is_count else []
+
+
+def small_counts(content):
+    """Counts that tell of 1 to 4 rows."""
+    return [count for count in whole_numbers(content) if 0 < count < MIN_ROWS]
+
+
+def unknown_cells(table, columns):
+    """(column, row) of the cells of columns of numbers that an attacker does not know.
+
+    Args:
+        table: column -> cells, None for a gap.
+        columns: which columns vary.
+    """
+    cells = []
+    for name in columns:
+        present = [value for value in table[name] if value is not None]
+        mode = max(sorted(set(present)), key=present.count, default=None)
+        if present.count(mode) < MIN_ROWS:
+            mode = None
+        cells += [
+            (name, row)
+            for row, value in enumerate(table[name])
+            if value is not None and value != mode
+        ]
+    return cells
+
+
+def jacobian(numbers, table, cells):
+    """[numbers, cells] derivatives of all numbers that leave, in units of each column.
+
+    Args:
+        numbers: function of a table to a vector.
+        table: column -> cells.
+        cells: (column, row) of what varies.
+    """
+    columns, start = [], np.asarray(numbers(table), float)
+    for name, row in cells:
+        present = [value for value in table[name] if value is not None]
+        changed = list(table[name])
+        changed[row] += STEP * (float(np.std(present)) or 1.0)
+        ends = np.asarray(numbers({**table, name: changed}), float)
+        columns.append((ends - start) / STEP)
+    return np.stack(columns, axis=1)
+
+
+def projection(matrix):
+    """[cells, cells] the projection onto the row space, whatever units its rows have."""
+    size = np.linalg.norm(matrix, axis=1, keepdims=True)
+    matrix = matrix[size[:, 0] > 1e-9 * max(size.max(initial=0), 1e-300)]
+    matrix = matrix / np.linalg.norm(matrix, axis=1, keepdims=True)
+    if not len(matrix):
+        return np.zeros((matrix.shape[1], matrix.shape[1]))
+    _, singular, rows = np.linalg.svd(matrix, full_matrices=False)
+    rows = rows[singular > 1e-5 * singular[0]]
+    return rows.T @ rows
+
+
+def identified(numbers, table, columns):
+    """What follows from numbers: sets of fewer than five cells of a column, of which a
+    combination is known, as (column, rows).
+
+    Args:
+        numbers: function of a table to all numbers that leave the client.
+        table: column -> cells.
+        columns: columns of numbers.
+    """
+    cells = unknown_cells(table, columns)
+    if not cells:
+        return []
+    known = projection(jacobian(numbers, table, cells))
+    found = []
+    for name in columns:
+        places = [place for place, cell in enumerate(cells) if cell[0] == name]
+        for size in range(1, MIN_ROWS):
+            sets = np.array(list(itertools.combinations(places, size)))
+            if not len(sets):
+                continue
+            blocks = known[sets[:, :, None], sets[:, None, :]]
+            is_known = np.linalg.eigvalsh(blocks)[:, -1] > 1 - SAME
+            rows = [tuple(cells[place][1] for place in it) for it in sets[is_known]]
+            # A larger set that holds a smaller one says nothing new.
+            smaller = [set(it) for column, it in found if column == name]
+            found += [
+                (name, it) for it in rows if not any(one <= set(it) for one in smaller)
+            ]
+    return found

@@ -1,0 +1,77 @@
+"""How many numbers a job sends of a client's cells, and from when on cells follow from them."""
+
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fedtailor.remote.examples import federation_from_rows
+from fedtailor.remote.exposure import Exposure, exposure_of
+from fedtailor.remote.plan import plan_of
+from fedtailor.remote.refusals import Refusal, Refused
+from remote.identification import identified
+from remote.jobs import Clients
+
+OPEN = Exposure(size=24, rounds=200, cells=120, is_summed=False, has_noise=False)
+
+
+def test_it_is_said_in_numbers():
+    assert str(OPEN) == (
+        "this job sends 4,800 numbers (24 in each of 200 rounds) made from your 120 cells,"
+        " without noise, seen one by one"
+    )
+    OPEN.check(40)
+    with pytest.raises(Refused, match=re.escape("40 for each cell")) as refusal:
+        OPEN.check(39.9)
+    assert refusal.value.code == Refusal.POLICY
+    for safe in ({"is_summed": True}, {"has_noise": True}):
+        replace(OPEN, **safe).check(1)
+
+
+def test_a_job_counts_its_rounds_its_model_and_the_cells_that_train(tmp_path):
+    clients = Clients(tmp_path / "job", rounds=4)
+    plan = plan_of(clients.job)
+    federation = federation_from_rows(clients.job, {"a": clients.rows["a"]})
+    found = exposure_of(plan, federation)
+    rows = len(federation.train[0])
+    inputs = federation.x.shape[1]
+    assert found == Exposure(plan.model.size, 4, rows * (inputs + 1), False, False)
+
+
+ROWS, RATE = 8, 0.1
+
+
+def updates(table, models):
+    """The updates that a client sends of a linear regression, for given models."""
+    x = np.stack([table["x"], table["z"], np.ones(ROWS)], axis=1)
+    y = np.array(table["y"])
+    sent = []
+    for model in models:
+        sent += (-RATE * 2 * (x @ model - y) @ x / ROWS).tolist()
+    return sent
+
+
+def of_sums(table):
+    """The sums of products of which all these updates are made."""
+    rows = np.stack([table["x"], table["z"], table["y"]], axis=1)
+    return [*rows.sum(0), *(rows.T @ rows)[np.triu_indices(3)]]
+
+
+def test_one_step_of_a_linear_model_shows_no_more_than_its_sums_of_products():
+    """However many rounds: of so many rows no cell follows. With a step of its own for each
+    row (a batch of one) each round shows rows.
+    """
+    rng = np.random.default_rng(0)
+    table = {name: rng.normal(size=ROWS).tolist() for name in "xzy"}
+    models = rng.normal(size=(20, 3))
+
+    def together(it):
+        return [*updates(it, models), *of_sums(it)]
+
+    def of_single_rows(it):
+        x, y = it["x"][0], it["y"][0]
+        return [*updates(it, models), *(x * (y - x * slope) for slope in (0.0, 1.0))]
+
+    assert identified(together, table, "xzy") == []
+    assert ("x", (0,)) in identified(of_single_rows, table, "xzy")

@@ -1,0 +1,105 @@
+"""`make test` runs a covering part of the tests of every method."""
+
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import selection
+from conformance.examples import OPT_OUTS
+from fedtailor import algorithms
+from fedtailor.protocol import Algorithm
+from fedtailor.testing import CHECKS
+
+NAMES = sorted(Algorithm.registry)
+PAIRS = [
+    (name, check) for name in NAMES for check in CHECKS if (check, name) not in OPT_OUTS
+]
+
+
+def kinds_of(names):
+    return {Algorithm.registry[name].about.models_received for name in names}
+
+
+def test_every_check_runs_on_eight_methods_of_different_kinds():
+    chosen = selection.covering(PAIRS)
+    assert chosen <= set(PAIRS)
+    for check in CHECKS:
+        names = [name for name, of in chosen if of == check]
+        assert len(names) >= 8, check
+        assert len(kinds_of(names)) >= 4, check
+
+
+def test_every_method_passes_two_checks():
+    chosen = selection.covering(PAIRS)
+    assert set(Counter(name for name, _ in chosen).values()) == {2}
+    assert {name for name, _ in chosen} == set(NAMES)
+    assert selection.covering(reversed(PAIRS[:40])) <= set(PAIRS[:40])
+
+
+def test_another_test_of_every_method_runs_on_other_methods():
+    one, other = (selection.spread(test, NAMES) for test in ("a", "b"))
+    for names in (one, other):
+        assert len(names) == selection.EACH_TEST
+        assert len(kinds_of(names)) >= 3
+    assert one != other
+    assert selection.spread("a", ["ucfl", "local"]) == {"ucfl", "local"}
+
+
+def test_a_helper_touches_the_methods_that_import_it(monkeypatch):
+    def touched(*files):
+        monkeypatch.setattr(selection, "_changed_files", lambda: set(files))
+        return selection.changed_methods()
+
+    folder = Path(algorithms.__file__).parent
+    assert touched() == touched(folder / "__init__.py") == set()
+    assert touched(folder / "ditto.py") >= {"ditto"}
+    assert "fedavg" not in touched(folder / "ditto.py")
+    helpers = {
+        Path(module.__file__)
+        for name, module in list(sys.modules.items())
+        if name.startswith(f"{algorithms.__name__}.helpers.")
+    }
+    everywhere = [touched(helper) for helper in helpers]
+    assert set().union(*everywhere) > {"ucfl"}
+    assert any(0 < len(names) < len(NAMES) for names in everywhere)
+
+
+@pytest.fixture
+def repository(tmp_path, monkeypatch):
+    """A repository with a commit, whose folder stands in the place of ours."""
+
+    def git(*arguments):
+        options = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        command = ["git", *options, *arguments]
+        subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+
+    (tmp_path / "src").mkdir()
+    git("init", "--initial-branch", "main")
+    git("commit", "--allow-empty", "--message", "one")
+    monkeypatch.setattr(selection, "ROOT", tmp_path)
+    return git
+
+
+def test_changes_are_those_since_main(repository, tmp_path):
+    assert selection._changed_files() == set()  # the first commit has none before it
+    one, other = tmp_path / "src" / "one.py", tmp_path / "src" / "other.py"
+    one.touch()
+    repository("add", ".")
+    repository("commit", "--message", "two")
+    assert selection._changed_files() == {one}  # on main, since the commit before
+    repository("checkout", "-b", "branch")
+    repository("commit", "--allow-empty", "--message", "three")
+    assert selection._changed_files() == set()
+    one.write_text("1\n")
+    other.touch()
+    (tmp_path / "tests.py").touch()
+    assert selection._changed_files() == {one, other}
+
+
+def test_without_a_repository_nothing_has_changed(tmp_path, monkeypatch):
+    monkeypatch.setattr(selection, "ROOT", tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert selection._changed_files() == set()

@@ -126,7 +126,8 @@ class Choosing:
                 )
                 reply, _ = _ask(client, message)
                 if reply.refusal is None and not reply.cache_miss:
-                    answer = b"".join(it.tobytes() for it in reply.arrays.values())
+                    arrays = sorted(reply.arrays.items())  # in no order on the way
+                    answer = b"".join(array.tobytes() for _, array in arrays)
                     said.setdefault(round, set()).add(answer)
                     self.answered["evaluate"] += 1
             assert all(len(answers) == 1 for answers in said.values()), list(said)

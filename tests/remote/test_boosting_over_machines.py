@@ -446,6 +446,29 @@ def test_the_same_questions_without_a_client_are_not_answered(tmp_path, scope):
     assert any(Refusal.UNSAFE_SUM.explanation in line for line in lines), lines
 
 
+def test_the_same_questions_with_a_row_less_are_not_answered(tmp_path):
+    """The difference of the sums of targets would be that row's target."""
+    clients = Boosted(tmp_path / "job")
+    clients.boost()
+    rows = clients.rows["a"]
+    clients.rows["a"] = dataclasses.replace(rows, x=rows.x[:-1], y=rows.y[:-1])
+    clients.responders = {name: clients.client(name) for name in NAMES}
+    lines = []
+    with pytest.raises(TooFewClients):
+        boost_clients(
+            clients.job,
+            Tap(clients.responders),
+            clients.sizes(NAMES),
+            clients.directory / "again",
+            patience=0.0,
+            log=lines.append,
+        )
+    assert any(
+        line.startswith("client a:") and Refusal.UNSAFE_SUM.explanation in line
+        for line in lines
+    )
+
+
 def test_a_step_is_taken_once_and_only_in_its_place(boosted, tmp_path):
     _, tap, _ = boosted
     clients = Boosted(tmp_path / "job")

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-from hypothesis import given
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from fedtailor.remote.boosting_wire import BOOST
@@ -54,7 +54,7 @@ JOBS = st.builds(
     job_of,
     st.sampled_from(sorted(METHODS)),
     *[st.booleans() for _ in range(5)],
-).filter(lambda job: job is not None)
+)
 
 POLICIES = st.builds(
     Policy,
@@ -88,8 +88,12 @@ def allowed(policy, job):
     )
 
 
+@settings(
+    deadline=None, suppress_health_check=list(HealthCheck)
+)  # reading a job takes a while
 @given(policy=POLICIES, job=JOBS)
 def test_a_policy_allows_a_job_if_all_that_it_asks_for_may_leave(policy, job):
+    assume(job is not None)
     reasons = list(policy.reasons_against(job))
     assert allowed(policy, job) == (not reasons)
     # The table says the same.
@@ -129,6 +133,7 @@ def asked(task, round, clients, boosts):
     return Request("job", round, 0, task, "a", algorithm=algorithm, arrays=arrays)
 
 
+@settings(deadline=None)
 @given(
     policy=POLICIES,
     task=st.sampled_from([*TABLE_TASKS, *TASKS]),

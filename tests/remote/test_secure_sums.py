@@ -609,7 +609,14 @@ def test_more_weights_than_a_client_can_look_at_are_refused():
     )
     with pytest.raises(TooFewClients):
         circle.run(WEIGHTS)
-    assert all("are more than 65536" in line for line in circle.lines)
+    assert all("are more than 16384" in line for line in circle.lines)
+    circle.lines.clear()
+    circle.relay = lambda task, name, arrays: (
+        {**arrays, "weights": np.full((3, 5), 0.2)} if task == VECTORS else arrays
+    )
+    with pytest.raises(TooFewClients):
+        circle.run(WEIGHTS)
+    assert all("3 sums over 5 clients hide little" in line for line in circle.lines)
 
 
 EVERYBODY = [[0.2] * 5]

@@ -48,9 +48,9 @@ from fedtailor.remote.secure_sums import (
     VECTORS,
 )
 
-MAX_WEIGHTS = 2**16
+MAX_WEIGHTS = 2**14
 """The largest number of weights in a request, as every client looks at all combinations
-of the sums.
+of the sums, by up to one linear program for each client: seconds for so many weights.
 """
 
 
@@ -365,6 +365,12 @@ class SecureSumClient:
             weights.size <= MAX_WEIGHTS,
             Refusal.MALFORMED,
             f"{weights.size} weights are more than {MAX_WEIGHTS}",
+        )
+        refuse_unless(
+            len(weights) == 1 or 2 * len(weights) <= len(columns),
+            Refusal.MALFORMED,
+            f"{len(weights)} sums over {len(columns)} clients hide little; it is one, or"
+            " there are two clients or more for each",
         )
         # Sums are of whole numbers modulo 2^32. Weights that go beyond it show what the
         # shares of clients do not tell.

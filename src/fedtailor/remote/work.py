@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedtailor._files import private_folder, reason
+from fedtailor._files import atomic_write, private_folder, reason
 from fedtailor.aggregation.secure_sums import hidden_kinds
 from fedtailor.client.private_steps import private_settings
 from fedtailor.conformal import Calibration
@@ -79,6 +79,9 @@ PERSONAL = "personal"
 SUMS = "sums.json"
 """File with the weights of the secure sums in which this client has a part."""
 
+SUMMED_ROWS = "summed-rows"
+"""File with the digest of the rows that these sums are of."""
+
 
 class RoundHandler:
     """Answers the requests of training (a `RequestHandler` for `Responder`).
@@ -102,7 +105,7 @@ class RoundHandler:
             len(federation) == 1,
             f"a client's own data are one client's, not {len(federation)} clients'",
         )
-        self._plan, self._store = plan, store
+        self._plan, self._store, self._federation = plan, store, federation
         self._account = account or ClientAccount(store.client_directory)
         # Noise hides nothing from a coordinator that knows its seed.
         self._has_secret = plan.clients_need_secrets
@@ -172,9 +175,30 @@ class RoundHandler:
             update = {kind: rows.host()[0] for kind, rows in answers.update.items()}
             if self._sum_client is not None and task == "client":
                 hidden = {kind: update.pop(kind) for kind in hidden_kinds(update)}
-                self._sum_client.hold(request.round, hidden, request.run)
+                self._hold(request, hidden)
             arrays |= {f"update/{kind}": array for kind, array in update.items()}
         return arrays
+
+    def _hold(
+        self, request: Request, update: Mapping[str, np.ndarray], scope: str = ""
+    ) -> None:
+        """Hold vectors for sums, which are of the same rows in all runs of a job.
+
+        With a row more or less, the difference of two sums of all clients would be that
+        row's part.
+        """
+        assert self._sum_client is not None
+        path, rows = self._store.directory / SUMMED_ROWS, self._federation.digest
+        if not path.exists():
+            with atomic_write(path) as temporary:
+                temporary.write_text(rows, "utf-8")
+        refuse_unless(
+            path.read_text("utf-8") == rows,
+            Refusal.UNSAFE_SUM,
+            "its rows are others than when it had a part in sums of this job; start it"
+            " with those rows, or take part in a new job, with another seed",
+        )
+        self._sum_client.hold(request.round, update, request.run, scope=scope)
 
     def _boost(self, request: Request) -> None:
         """Take a step of boosting, and hold the answer for its sum."""
@@ -195,8 +219,7 @@ class RoundHandler:
         if vector is not None:
             # The steps of boosting ask for the same rows again and again, so that the
             # sums of all of them may be combined, whatever the job says of rounds.
-            update = {BOOST: vector}
-            self._sum_client.hold(request.round, update, request.run, scope=BOOST)
+            self._hold(request, {BOOST: vector}, scope=BOOST)
         elif self._boosting.own is not None:
             self._write_personal(self._boosting.own)
 

@@ -25,8 +25,8 @@ from fedtailor.remote.messages import (
 from fedtailor.remote.plan import plan_of
 from fedtailor.remote.policy import POLICY
 from fedtailor.remote.refusals import Refusal
-from fedtailor.remote.request_kind import TABLE_TASKS
 from fedtailor.remote.releases import RELEASE
+from fedtailor.remote.request_kind import TABLE_TASKS
 from fedtailor.remote.wire import WORK, WORK_SPEC
 from remote.jobs import JOB, Clients
 

@@ -45,7 +45,7 @@ if "AS_SHIPPED" not in os.environ:
 # tests send it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-# Checking shapes at every call takes a third of the tests' time: CI always does it.
+# Making the checks takes each test process two thirds of what its imports take: CI does it.
 if "SHAPES" in os.environ:
     jaxtyping.install_import_hook(CHECKED, "shapes.check")
 

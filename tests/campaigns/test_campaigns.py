@@ -257,6 +257,7 @@ def test_a_message_in_pieces_is_the_message():
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(
     "FEDTAILOR_PROCESS_TESTS" not in os.environ, reason="starts processes"
 )

@@ -123,6 +123,7 @@ def test_labels_go_through_all_that_uses_a_model(name, ending, tmp_path, capsys)
             assert row["probability"] == row[f"p({row['prediction']})"]
 
 
+@pytest.mark.extra
 def test_onnx_names_all_classes_by_text_or_number(tmp_path):
     onnx = pytest.importorskip("onnx")
     path = write_rows(tmp_path / "table.csv", (0, 1, 2))

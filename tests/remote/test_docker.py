@@ -48,6 +48,7 @@ def test_units_start_commands_that_there_are(side):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(
     "FEDTAILOR_PROCESS_TESTS" not in os.environ,
     reason="starts servers and clients; set FEDTAILOR_PROCESS_TESTS=1",

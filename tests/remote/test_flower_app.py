@@ -145,6 +145,7 @@ SUPERNODE = (
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(
     "FEDTAILOR_PROCESS_TESTS" not in os.environ,
     reason="starts Flower's own processes: FEDTAILOR_PROCESS_TESTS=1 asks for it",

@@ -79,7 +79,7 @@ LOWEST := .cache/lowest
 lowest: $(VENV)/.installed-test
 	$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python $(LOWEST)
 	$(BIN)/uv pip install --quiet --python $(LOWEST) --resolution lowest-direct --editable '.[test]'
-	env -u NO_SKIPS $(LOWEST)/bin/pytest $(PARALLEL) -m quick tests/aggregation tests/cli tests/metrics tests/models tests/storage tests/tables
+	env -u NO_SKIPS $(LOWEST)/bin/pytest $(PARALLEL) -m quick tests/aggregation tests/cli tests/data/tables tests/engine/storage tests/models
 
 lock: $(VENV)/.installed-test
 	$(BIN)/uv pip compile --quiet --upgrade --python-version 3.11 --no-header --no-annotate --all-extras --output-file constraints.txt pyproject.toml

@@ -21,11 +21,11 @@ from rich.console import Console
 from rich.table import Table
 
 import fedtailor.algorithms  # noqa: F401 (fills the registry)
-from fedtailor.federation import Federation, Ragged
+from fedtailor.data.federation import Federation, Ragged
+from fedtailor.engine.runs import simulate
+from fedtailor.engine.training import Training
 from fedtailor.models import mlp
 from fedtailor.protocol import SGD, Algorithm
-from fedtailor.runs import simulate
-from fedtailor.training import Training
 
 CLIENTS, SAMPLES, GROUPS = 20, 500, 4
 LOCAL = SGD(lr=0.01, epochs=1, batch_size=10)

@@ -32,16 +32,16 @@ from measuring import machine
 from regret import CLIENTS, ROWS, TABLES
 
 import fedtailor as ft
-from fedtailor.cli.own_table import METHODS
-from fedtailor.decision.intervals import two_way_interval
-from fedtailor.experiments import scenarios
-from fedtailor.experiments.compare import Comparison
-from fedtailor.experiments.document import Document
-from fedtailor.experiments.experiment import Experiment, resolve
-from fedtailor.experiments.scenario import Scenario
-from fedtailor.report.decision import LOCAL_METHOD, decide
-from fedtailor.report.experiment import StoredExperiment
-from fedtailor.report.stored import StoredRun
+from fedtailor.cli.table_experiment import METHODS
+from fedtailor.lab import scenarios
+from fedtailor.lab.experiments.compare import Comparison
+from fedtailor.lab.experiments.experiment import Experiment, resolve
+from fedtailor.lab.results.decision import LOCAL_METHOD, decide
+from fedtailor.lab.results.experiment import StoredExperiment
+from fedtailor.lab.results.stored import StoredRun
+from fedtailor.lab.scenarios.scenario import Scenario
+from fedtailor.protocol.document import Document
+from fedtailor.statistics.decision.intervals import two_way_interval
 
 SCENARIOS = [name for name in TABLES if name != "unequal sizes, near"]
 ROUNDS = 50

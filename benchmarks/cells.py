@@ -7,8 +7,8 @@ from functools import cached_property
 
 import numpy as np
 
-from fedtailor.federation import Federation, Ragged
-from fedtailor.federation.sizes import PowerLaw
+from fedtailor.data.federation import Federation, Ragged
+from fedtailor.data.federation.sizes import PowerLaw
 from fedtailor.models import Architecture, Model, lenet5, logistic, mlp
 
 CLASSES = 10

@@ -18,7 +18,7 @@ import fedtailor as ft
 if ft.__version__ == "0.1.0":
     from fedtailor.engine.training import Training as simulate
 else:
-    from fedtailor.runs import simulate
+    from fedtailor.engine.runs import simulate
 """
 """What begins every worker: `simulate`, whatever a version calls it."""
 

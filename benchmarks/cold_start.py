@@ -18,7 +18,7 @@ ROUND = """
 from time import perf_counter
 from cells import CELLS
 from fedtailor.algorithms import FedAvg
-from fedtailor.runs import simulate
+from fedtailor.engine.runs import simulate
 from fedtailor.protocol import SGD
 cell = CELLS["mlp-10"]
 federation = cell.federation

@@ -21,8 +21,8 @@ import numpy as np
 import polars as pl
 from measuring import machine
 
-from fedtailor.decision import client_gains
-from fedtailor.decision.intervals import MIN_SEEDS
+from fedtailor.statistics.decision import client_gains
+from fedtailor.statistics.decision.intervals import MIN_SEEDS
 
 INPUTS = 5
 

@@ -26,10 +26,10 @@ import numpy as np
 import polars as pl
 from scipy import linalg
 
-from fedtailor.report.decision import decide
-from fedtailor.report.experiment import experiments
-from fedtailor.report.tested import Tests, baseline_label
-from fedtailor.tables import from_table
+from fedtailor.data.tables import from_table
+from fedtailor.lab.results.decision import decide
+from fedtailor.lab.results.experiment import experiments
+from fedtailor.lab.results.test_values import Tests, baseline_label
 
 DATA = Path(os.environ.get("FEDTAILOR_DATA", "shared/data"))
 

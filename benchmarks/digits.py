@@ -9,8 +9,8 @@ import numpy as np
 from cells import CELLS, CLASSES, Cell
 from numpy.typing import NDArray
 
-from fedtailor.federation import Federation, Ragged
-from fedtailor.federation.datasets import MissingData, mnist
+from fedtailor.data.datasets import MissingData, mnist
+from fedtailor.data.federation import Federation, Ragged
 
 
 @dataclass(frozen=True)

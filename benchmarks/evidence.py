@@ -40,12 +40,12 @@ from measuring import cores, load, machine
 from rich.console import Console
 from rich.table import Table
 
-from fedtailor.executors import Settings
-from fedtailor.experiments.compare import Comparison
-from fedtailor.experiments.experiment import load_experiment
-from fedtailor.protocol import require
-from fedtailor.storage import DirectoryLock, Unusable
-from fedtailor.storage.lock import LOCK
+from fedtailor._base.choice import require
+from fedtailor.engine.executors import Settings
+from fedtailor.engine.storage import DirectoryLock, Unusable
+from fedtailor.engine.storage.lock import LOCK
+from fedtailor.lab.experiments.compare import Comparison
+from fedtailor.lab.experiments.experiment import load_experiment
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent

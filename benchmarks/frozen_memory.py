@@ -36,7 +36,7 @@ MIB = 2**20
 def measure(millions: str, kind: str, rounds: int, file: Path) -> dict[str, float]:
     """One cell, in this process."""
     import fedtailor as ft
-    from fedtailor.federation import from_arrays
+    from fedtailor.data.federation import from_arrays
 
     rng = np.random.default_rng(0)
     rows = 20 * CLIENTS

@@ -18,10 +18,10 @@ from rich.console import Console
 from rich.table import Table
 
 from fedtailor.algorithms import Ditto, FedAvg
+from fedtailor.engine.runs import simulate
+from fedtailor.engine.training import Participation
 from fedtailor.models import mlp
 from fedtailor.protocol import SGD, Algorithm
-from fedtailor.runs import simulate
-from fedtailor.training import Participation
 
 SAMPLES, COHORT = 50, 20
 POPULATIONS = (20, 100, 1000, 3400)

@@ -21,9 +21,9 @@ from rich.console import Console
 from rich.table import Table
 
 from fedtailor.algorithms import FedAvg
-from fedtailor.executors import Settings
+from fedtailor.engine.executors import Settings
+from fedtailor.engine.runs import simulate
 from fedtailor.protocol import SGD
-from fedtailor.runs import simulate
 
 SIDE = 1024
 REPEATS = 4

@@ -13,15 +13,15 @@ from collections.abc import Callable
 import numpy as np
 from measuring import machine
 
-from fedtailor.decision import holm
-from fedtailor.diagnosis import (
+from fedtailor.lab.experiments.diagnose import BATCH_SHARE
+from fedtailor.statistics.decision import holm
+from fedtailor.statistics.diagnosis import (
     batch_sizes,
     gradient_traces,
     homogeneity,
     input_differences,
     label_differences,
 )
-from fedtailor.experiments.diagnose import BATCH_SHARE
 
 Rows = Callable[[np.random.Generator, int, int], np.ndarray]
 """(random numbers, rows, group) -> the gradients of single rows [rows, d]."""

@@ -23,16 +23,16 @@ from rich.console import Console
 from rich.table import Table
 
 import fedtailor as ft
-from fedtailor.decision.intervals import student_interval
-from fedtailor.federation import (
+from fedtailor.aggregation.pipelines import Lies, RobustMean
+from fedtailor.data.federation import (
     BackDoor,
     Federation,
     WrongLabels,
     from_arrays,
     liars_among,
 )
-from fedtailor.pipelines import Lies, RobustMean
 from fedtailor.protocol import Pipeline
+from fedtailor.statistics.decision.intervals import student_interval
 
 FILE = MEASURED / "liars.csv"
 CLIENTS, FEATURES, CLASSES = 20, 10, 4

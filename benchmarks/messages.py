@@ -21,18 +21,18 @@ from measuring import Times, load, machine, ratio, take_turns
 from fedtailor import models
 from fedtailor.aggregation.secure_sums import SecureSums
 from fedtailor.algorithms import FedAvg
-from fedtailor.executors import Settings
-from fedtailor.federation import Federation, Ragged
+from fedtailor.data.federation import Federation, Ragged
+from fedtailor.engine.executors import Settings
+from fedtailor.engine.runs import simulate
+from fedtailor.engine.training import Training
 from fedtailor.models import Model
 from fedtailor.protocol import SGD
-from fedtailor.remote.client_store import ClientStore
-from fedtailor.remote.data_facts import RemoteData
-from fedtailor.remote.executor import RemoteExecutor, Rules, population_table
-from fedtailor.remote.plan import Plan
-from fedtailor.remote.transport import LoopbackTransport, Responder
-from fedtailor.remote.work import RoundHandler
-from fedtailor.runs import simulate
-from fedtailor.training import Training
+from fedtailor.remote.client.round_requests import RoundHandler
+from fedtailor.remote.client.store import ClientStore
+from fedtailor.remote.job.data_facts import RemoteData
+from fedtailor.remote.job.plan import Plan
+from fedtailor.remote.server.executor import RemoteExecutor, Rules, population_table
+from fedtailor.remote.wire.transport import LoopbackTransport, Responder
 
 ROWS, CLASSES = 20, 10
 MODELS = {"lenet5": models.lenet5, "mlp": models.mlp}

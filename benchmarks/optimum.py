@@ -27,12 +27,16 @@ from sklearn.linear_model import LogisticRegression, Ridge
 
 from fedtailor.cli.commands.compare import OwnTableOptions
 from fedtailor.cli.options import parse
-from fedtailor.cli.own_table import changed_options, prepare_table_experiment, ridge_of
+from fedtailor.cli.table_experiment import (
+    changed_options,
+    prepare_table_experiment,
+    ridge_of,
+)
+from fedtailor.data.tables import Table, from_table
 from fedtailor.deployment import open_run
-from fedtailor.executors import Settings
-from fedtailor.experiments.compare import Comparison
-from fedtailor.storage.run_files import read_summary
-from fedtailor.tables import Table, from_table
+from fedtailor.engine.executors import Settings
+from fedtailor.engine.storage.run_files import read_summary
+from fedtailor.lab.experiments.compare import Comparison
 
 Weights = NDArray[np.float64]
 """[inputs + 1, outputs], the biases last: outputs are x @ weights."""

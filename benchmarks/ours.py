@@ -8,8 +8,8 @@ import jax
 import numpy as np
 from cells import CLASSES, DIGIT
 
-from fedtailor.federation import Federation, Ragged
-from fedtailor.training import Training
+from fedtailor.data.federation import Federation, Ragged
+from fedtailor.engine.training import Training
 
 
 def rounds_of(training: Training) -> Callable[[], object]:

@@ -25,7 +25,7 @@ WORKER = """
 import json, sys, time
 import jax
 import numpy as np
-from fedtailor.federation import Federation, Ragged
+from fedtailor.data.federation import Federation, Ragged
 
 CLIENTS, SAMPLES, FEATURES, CLASSES = 20, 10, 4, 3
 rng = np.random.default_rng(0)

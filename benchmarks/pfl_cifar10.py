@@ -40,9 +40,9 @@ class Ours:
         import jax
 
         import fedtailor as ft
-        from fedtailor.federation import from_arrays
-        from fedtailor.runs import simulate
-        from fedtailor.training import Participation
+        from fedtailor.data.federation import from_arrays
+        from fedtailor.engine.runs import simulate
+        from fedtailor.engine.training import Participation
 
         arrays = np.load(data)
         x, y = arrays["x"], arrays["y"]
@@ -206,7 +206,7 @@ class Process:
 
 def images(path: Path) -> None:
     """Write the images of all clients, normalised by channel as the benchmark does."""
-    from fedtailor.federation.datasets import cifar10
+    from fedtailor.data.datasets import cifar10
 
     data = cifar10()
     assert data.test is not None

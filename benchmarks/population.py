@@ -19,12 +19,12 @@ from rich.console import Console
 from rich.table import Table
 
 from fedtailor.algorithms import Ditto
-from fedtailor.federation import Federation, Ragged
+from fedtailor.data.federation import Federation, Ragged
+from fedtailor.engine.runs import simulate
+from fedtailor.engine.storage.checkpoint import load_tree, save_tree
+from fedtailor.engine.training import Participation, Training
 from fedtailor.models import mlp
 from fedtailor.protocol import SGD
-from fedtailor.runs import simulate
-from fedtailor.storage.checkpoint import load_tree, save_tree
-from fedtailor.training import Participation, Training
 
 INPUTS, CLASSES, TRAIN, TEST = 16, 10, 10, 2
 MODEL = mlp(925).bind((INPUTS,), CLASSES)

@@ -104,7 +104,7 @@ def _range(values: list[float]) -> str:
 
 def make(clients: int, examples: int, path: str) -> None:
     """Write a federation of random examples."""
-    from fedtailor.federation import Federation, Ragged, save
+    from fedtailor.data.federation import Federation, Ragged, save
 
     rng = np.random.default_rng(0)
     x = rng.normal(size=(clients * examples, INPUTS)).astype(np.float32)
@@ -155,8 +155,8 @@ def work(
     if processes > 1:
         jax.distributed.initialize(address, processes, number)
     import fedtailor as ft
-    from fedtailor.executors import Settings
-    from fedtailor.federation import load, load_share
+    from fedtailor.data.federation import load, load_share
+    from fedtailor.engine.executors import Settings
 
     federation = load(data) if kind == "whole" else load_share(data)
     run = ft.run(

@@ -30,16 +30,16 @@ import numpy as np
 from measuring import machine
 
 import fedtailor as ft
-from fedtailor.diagnosis.recommend import METHODS, starting_point
-from fedtailor.executors import LockstepGroup, Settings
-from fedtailor.experiments.diagnose import Advice, diagnose
-from fedtailor.experiments.scenario import defaults_with
-from fedtailor.federation import Federation, from_arrays
+from fedtailor.data.federation import Federation, from_arrays
+from fedtailor.engine.executors import LockstepGroup, Settings
+from fedtailor.engine.runs import Run, run_exchanges
+from fedtailor.engine.training import RunSpec
+from fedtailor.engine.training.binding import bind
+from fedtailor.lab.experiments.diagnose import Advice, diagnose
+from fedtailor.lab.scenarios.scenario import defaults_with
 from fedtailor.models import Architecture
 from fedtailor.protocol import SGD, Algorithm, Diverged, Exchanges
-from fedtailor.runs import Run, run_exchanges
-from fedtailor.training import RunSpec
-from fedtailor.training.binding import bind
+from fedtailor.statistics.diagnosis.recommend import METHODS, starting_point
 
 CLIENTS, ROWS, FEATURES = 8, 200, 6
 LOCAL = SGD(lr=0.1, epochs=2, batch_size=16)

@@ -15,8 +15,8 @@ import shutil
 from functools import cache
 from pathlib import Path
 
-from fedtailor.report.document import REPORT_FILE, TABLES_FILE
-from fedtailor.report.tables import TABLE_NAME, stacked_columns
+from fedtailor.lab.report.document import REPORT_FILE, TABLES_FILE
+from fedtailor.lab.results.tables import TABLE_NAME, stacked_columns
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results"

@@ -22,12 +22,12 @@ from rich.console import Console
 from rich.table import Table
 
 from fedtailor.algorithms import FedAvg
-from fedtailor.client.pool import ClientAddress
-from fedtailor.client.shuffle import shuffled
-from fedtailor.client.trainer import DeviceTrainer
+from fedtailor.engine.client.pool import ClientAddress
+from fedtailor.engine.client.shuffle import shuffled
+from fedtailor.engine.client.trainer import DeviceTrainer
+from fedtailor.engine.runs import simulate
+from fedtailor.engine.training import Training
 from fedtailor.protocol import SGD, client_keys
-from fedtailor.runs import simulate
-from fedtailor.training import Training
 
 LR = 0.05
 CAREFUL_LR = 0.01

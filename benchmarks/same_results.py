@@ -26,7 +26,7 @@ import jax
 import numpy as np
 import fedtailor as ft
 import fedtailor.algorithms
-from fedtailor.experiments import scenarios
+from fedtailor.lab import scenarios
 from fedtailor.protocol import Algorithm
 
 def train(directory, algorithm, federation, model, rounds, **options):

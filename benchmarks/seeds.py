@@ -18,9 +18,9 @@ from rich.console import Console
 from rich.table import Table
 
 from fedtailor.algorithms import FedAvg
-from fedtailor.executors import DeviceExecutor, LockstepGroup, Settings
+from fedtailor.engine.executors import DeviceExecutor, LockstepGroup, Settings
+from fedtailor.engine.training import Participation, Training
 from fedtailor.protocol import SGD, Exchanges, drive
-from fedtailor.training import Participation, Training
 
 SEEDS, ROUNDS, COHORT = (0, 1, 2), 20, 10
 NAMES = ("logistic-10", "mlp-10", "power-law-mlp-10")

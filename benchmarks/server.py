@@ -22,9 +22,9 @@ from fedtailor.aggregation.clusters import (
     silhouette,
 )
 from fedtailor.algorithms import FedAvg
+from fedtailor.engine.runs import simulate
 from fedtailor.models import mlp
 from fedtailor.protocol import SGD
-from fedtailor.runs import simulate
 
 CLIENTS, SAMPLES, GROUPS = (20, 100, 1000), 500, 8
 MODEL = mlp(128).bind(DIGIT, CLASSES)

@@ -28,18 +28,18 @@ from measuring import machine
 
 import fedtailor as ft
 from fedtailor.algorithms import UCFL, FedAvg, Local
-from fedtailor.experiments.scenarios.digits import (
+from fedtailor.data.federation import Federation
+from fedtailor.lab.scenarios.digits import (
     LOCAL,
     digits_label_shift,
     digits_permuted,
     digits_rotated,
 )
-from fedtailor.experiments.scenarios.user_centric import (
+from fedtailor.lab.scenarios.user_centric import (
     cifar_permuted,
     emnist_label_shift,
     emnist_rotated,
 )
-from fedtailor.federation import Federation
 from fedtailor.models import Architecture, mlp
 from fedtailor.protocol import SGD, Algorithm
 

@@ -18,11 +18,11 @@ from rich.console import Console
 from rich.table import Table
 
 import fedtailor as ft
-from fedtailor.experiments import scenarios
-from fedtailor.federation import Federation
+from fedtailor.data.federation import Federation
+from fedtailor.engine.runs import Run
+from fedtailor.lab import scenarios
 from fedtailor.models import Architecture
 from fedtailor.protocol import SGD, Algorithm, Diverged
-from fedtailor.runs import Run
 
 RATES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
 

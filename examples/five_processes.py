@@ -18,7 +18,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import polars as pl
 
-from fedtailor.remote.processes import free_port, stop
+from fedtailor.remote.flower.processes import free_port, stop
 
 if importlib.util.find_spec("flwr") is None:
     sys.exit("skipped: pip install 'fedtailor[flower]'")

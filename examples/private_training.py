@@ -16,7 +16,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import fedtailor as ft
-from fedtailor.pipelines import Clip, GaussianNoise
+from fedtailor.aggregation.pipelines import Clip, GaussianNoise
 
 if importlib.util.find_spec("dp_accounting") is None:
     sys.exit("skipped: pip install 'fedtailor[privacy]'")

@@ -3,7 +3,7 @@
 import numpy as np
 
 import fedtailor as ft
-from fedtailor.experiments.scenario import Scenario
+from fedtailor.lab.scenarios.scenario import Scenario
 
 NAMES = ("Ada Lovelace", "Grace Hopper", "Emmy Noether")
 OPTIONS = {

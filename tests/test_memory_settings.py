@@ -10,7 +10,7 @@ import pytest
 
 PROGRAM = """
 import os
-from fedtailor._memory import save_memory
+from fedtailor._base.memory import save_memory
 save_memory()
 save_memory()
 print(os.environ["XLA_FLAGS"])

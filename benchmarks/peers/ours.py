@@ -10,7 +10,7 @@ from properties import ALL, Buffers, Task, Trained, clients
 
 import fedtailor as ft
 from fedtailor import models
-from fedtailor.federation import Federation, Ragged
+from fedtailor.data.federation import Federation, Ragged
 from fedtailor.models.layered import Layered
 from fedtailor.models.layers import Dense, Stack
 from fedtailor.models.normalization import BatchNorm

@@ -90,8 +90,8 @@ def measure_ours(data: Path, rounds: int) -> None:
 
     import fedtailor as ft
     from fedtailor import models
-    from fedtailor.federation import from_arrays
-    from fedtailor.runs import simulate
+    from fedtailor.data.federation import from_arrays
+    from fedtailor.engine.runs import simulate
 
     arrays = np.load(data)
     x, y = arrays["x"], arrays["y"].astype(np.int64)

@@ -10,21 +10,21 @@ from generators.methods import registered
 from generators.text import escaped, table
 
 PACKAGES = {
-    "federation": "Who holds which data: builders, partitioners, splits, data sets.",
-    "tables": "Federations from tables: files or data frames with a column of clients.",
+    "data.federation": "Who holds which data: builders, partitioners, splits, data sets.",
+    "data.tables": "Federations from tables: files or data frames with a column of clients.",
     "models": "Architectures, and adapters for Equinox, Flax and PyTorch.",
-    "experiments.scenarios": "Data, model and settings that belong together, by name.",
-    "runs": "Training, and what comes out of it.",
-    "training": "Participation, callbacks, and a run as a value.",
-    "pipelines": "What happens to messages on their way: clipping, noise, compression.",
-    "metrics": "What is measured on clients' predictions.",
-    "report.plot": "The four figures that people ask for first, of runs in memory.",
-    "accounting": "Bytes, times over a network, and privacy that was spent.",
-    "decision": "Intervals, tests, and who gains from sharing.",
+    "lab.scenarios": "Data, model and settings that belong together, by name.",
+    "engine.runs": "Training, and what comes out of it.",
+    "engine.training": "Participation, callbacks, and a run as a value.",
+    "aggregation.pipelines": "What happens to messages on their way: clipping, noise, compression.",
+    "models.metrics": "What is measured on clients' predictions.",
+    "lab.report.plot": "The four figures that people ask for first, of runs in memory.",
+    "aggregation.accounting": "Bytes, times over a network, and privacy that was spent.",
+    "statistics.decision": "Intervals, tests, and who gains from sharing.",
     "deployment": "Trained runs in use: predict, export, enrol, forget, model cards.",
-    "storage": "Run directories and exported models.",
-    "trackers": "Runs in MLflow, TensorBoard and Weights & Biases.",
-    "executors": "Who trains the clients: devices, and settings for them.",
+    "engine.storage": "Run directories and exported models.",
+    "lab.trackers": "Runs in MLflow, TensorBoard and Weights & Biases.",
+    "engine.executors": "Who trains the clients: devices, and settings for them.",
     "aggregation": "Means of models, clusters and weights, for authors of methods.",
     "protocol": "The types that methods, clients and servers share, for authors.",
     "testing": "Checks of a method of your own, and problems with known solutions.",
@@ -41,12 +41,12 @@ run = ft.run(ft.FedAvg(), federation, ft.models.logistic(), rounds=2)
 """What all examples go on from."""
 
 FURTHER_BEGINNINGS = {
-    "federation": """
-from fedtailor.federation import Dataset
+    "data.federation": """
+from fedtailor.data.federation import Dataset
 
 data = Dataset(np.zeros((60, 2)), np.arange(60) % 3)
 """,
-    "tables": """
+    "data.tables": """
 import polars as pl
 
 frame = pl.DataFrame(
@@ -57,7 +57,7 @@ frame = pl.DataFrame(
     }
 )
 """,
-    "decision": """
+    "statistics.decision": """
 import polars as pl
 
 values = pl.DataFrame(
@@ -81,7 +81,7 @@ rows = pl.DataFrame(
 """Package -> what the examples of its names go on from besides."""
 
 WITHOUT_EXAMPLE = {
-    "experiments.scenarios": (
+    "lab.scenarios": (
         "All are called alike: `ft.scenarios.digits_rotated(seed=0, clients=8)` is a"
         " federation, as with every other name, whose further arguments are keywords;"
         " `fedtailor scenarios NAME` shows the data, the model and the settings."

@@ -14,7 +14,7 @@ from typing import Any
 from scipy.stats import t as student
 
 from fedtailor.algorithms.find import find_algorithm
-from fedtailor.experiments.document import read_document
+from fedtailor.protocol.document import read_document
 
 ROOT = Path(__file__).parents[2]
 RESULTS, EXPERIMENTS = ROOT / "results", ROOT / "experiments"

@@ -6,9 +6,10 @@ from collections.abc import Iterable
 
 import fedtailor.algorithms
 from conformance.examples import OPT_OUTS
+from fedtailor._base.field_docs import doc_without_fields
 from fedtailor.cli.commands.algorithms import GROUPS, LEGEND, ORDER, fact_of, group
 from fedtailor.cli.hyper import parameters
-from fedtailor.protocol import Algorithm, doc_without_fields
+from fedtailor.protocol import Algorithm
 from fedtailor.testing import CHECKS
 from generators import measured
 from generators.text import escaped, paragraphs, sentences, table

@@ -9,10 +9,10 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, create_model
 
-from fedtailor.diagnosis.recommend import RaceEntry
+from fedtailor.data.tables.description import Description
+from fedtailor.engine.runs import Summary
 from fedtailor.protocol import About
-from fedtailor.runs import Summary
-from fedtailor.tables.description import Description
+from fedtailor.statistics.diagnosis.recommend import RaceEntry
 
 
 class Record(BaseModel):
@@ -75,7 +75,7 @@ def _number(annotation: Any) -> Any:
 RunSummary = create_model(
     "RunSummary",
     __base__=Record,
-    __doc__="A finished run in numbers (`fedtailor.runs.Summary`).",
+    __doc__="A finished run in numbers (`fedtailor.engine.runs.Summary`).",
     scenario=(str, ...),
     **{
         field.name: (
@@ -166,7 +166,7 @@ class Finding(Record):
 
 
 class CoordinatorStatus(Record):
-    """The state of a coordinator (`fedtailor.remote.monitor.Status`)."""
+    """The state of a coordinator (`fedtailor.remote.server.monitor.Status`)."""
 
     state: str
     title: str
@@ -257,7 +257,7 @@ class Contribution(Record):
 
 
 class Contributions(Record):
-    """What each client gives (`fedtailor.deployment.giving`)."""
+    """What each client gives (`fedtailor.deployment.contributions`)."""
 
     method: str
     metric: str

@@ -21,24 +21,24 @@ if TYPE_CHECKING:
     from fedtailor import tables as tables
     from fedtailor import trackers as trackers
     from fedtailor.algorithms import *  # noqa: F403
+    from fedtailor.data.federation import Federation as Federation
     from fedtailor.deployment import forget as forget
     from fedtailor.deployment import model_card as model_card
     from fedtailor.deployment import open_run
-    from fedtailor.executors import Settings as Settings
-    from fedtailor.experiments import scenarios as scenarios
-    from fedtailor.experiments.diagnose import diagnose as diagnose
-    from fedtailor.federation import Federation as Federation
+    from fedtailor.engine.executors import Settings as Settings
+    from fedtailor.engine.runs import Run as Run
+    from fedtailor.engine.runs import run as run
+    from fedtailor.engine.storage import PersonalModel as PersonalModel
+    from fedtailor.engine.storage import load_models as load_models
+    from fedtailor.engine.training import EarlyStopping as EarlyStopping
+    from fedtailor.engine.training import LateClients as LateClients
+    from fedtailor.engine.training import Participation as Participation
+    from fedtailor.engine.training import Privacy as Privacy
+    from fedtailor.lab import scenarios as scenarios
+    from fedtailor.lab.experiments.diagnose import diagnose as diagnose
+    from fedtailor.lab.report import plot as plot
     from fedtailor.protocol import SGD as SGD
     from fedtailor.protocol import Diverged as Diverged
-    from fedtailor.report import plot as plot
-    from fedtailor.runs import Run as Run
-    from fedtailor.runs import run as run
-    from fedtailor.storage import PersonalModel as PersonalModel
-    from fedtailor.storage import load_models as load_models
-    from fedtailor.training import EarlyStopping as EarlyStopping
-    from fedtailor.training import LateClients as LateClients
-    from fedtailor.training import Participation as Participation
-    from fedtailor.training import Privacy as Privacy
 
     # An assignment, as type checkers take an import under another name as private.
     # Python's own `open` is not hidden: see _NAMES_THERE.
@@ -47,30 +47,30 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "algorithms": "fedtailor.algorithms",
-    "federation": "fedtailor.federation",
+    "federation": "fedtailor.data.federation",
     "models": "fedtailor.models",
-    "plot": "fedtailor.report.plot",
-    "scenarios": "fedtailor.experiments.scenarios",
-    "tables": "fedtailor.tables",
-    "trackers": "fedtailor.trackers",
+    "plot": "fedtailor.lab.report.plot",
+    "scenarios": "fedtailor.lab.scenarios",
+    "tables": "fedtailor.data.tables",
+    "trackers": "fedtailor.lab.trackers",
 }
 _HOMES = {
     "Diverged": "fedtailor.protocol",
-    "EarlyStopping": "fedtailor.training",
-    "Federation": "fedtailor.federation",
-    "LateClients": "fedtailor.training",
-    "Participation": "fedtailor.training",
-    "Privacy": "fedtailor.training",
-    "Run": "fedtailor.runs",
-    "PersonalModel": "fedtailor.storage",
+    "EarlyStopping": "fedtailor.engine.training",
+    "Federation": "fedtailor.data.federation",
+    "LateClients": "fedtailor.engine.training",
+    "Participation": "fedtailor.engine.training",
+    "Privacy": "fedtailor.engine.training",
+    "Run": "fedtailor.engine.runs",
+    "PersonalModel": "fedtailor.engine.storage",
     "SGD": "fedtailor.protocol",
-    "Settings": "fedtailor.executors",
-    "diagnose": "fedtailor.experiments.diagnose",
+    "Settings": "fedtailor.engine.executors",
+    "diagnose": "fedtailor.lab.experiments.diagnose",
     "forget": "fedtailor.deployment",
-    "load_models": "fedtailor.storage",
+    "load_models": "fedtailor.engine.storage",
     "model_card": "fedtailor.deployment",
     "open": "fedtailor.deployment",
-    "run": "fedtailor.runs",
+    "run": "fedtailor.engine.runs",
 }
 _NAMES_THERE = {"open": "open_run"}
 """Names that would hide one of Python's where they are defined."""

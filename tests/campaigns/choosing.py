@@ -13,17 +13,17 @@ import numpy as np
 
 from campaigns.client_process import ClientHere
 from campaigns.marked import NAMES, ROUNDS, TARGET, MarkedFederation
-from fedtailor.remote.boosting_client import CLIENTS, MOST_COUNTS
-from fedtailor.remote.boosting_server import boost_clients
-from fedtailor.remote.boosting_wire import BOOST, SUMMED
-from fedtailor.remote.client import responder_of
-from fedtailor.remote.client_store import ClientStore
-from fedtailor.remote.job_work import DESCRIBE
-from fedtailor.remote.kit import read_kit
-from fedtailor.remote.messages import Reply, Request, decode_reply, encode_request
-from fedtailor.remote.plan import plan_of
-from fedtailor.remote.secure_sums import KEYS, SUM
-from fedtailor.remote.transport import LoopbackTransport, TooFewClients
+from fedtailor.remote.client.boosting import CLIENTS, MOST_COUNTS
+from fedtailor.remote.client.client import responder_of
+from fedtailor.remote.client.store import ClientStore
+from fedtailor.remote.client.table_requests import DESCRIBE
+from fedtailor.remote.job.plan import plan_of
+from fedtailor.remote.keys.kit import read_kit
+from fedtailor.remote.server.boosting import boost_clients
+from fedtailor.remote.wire.boosting import BOOST, SUMMED
+from fedtailor.remote.wire.messages import Reply, Request, decode_reply, encode_request
+from fedtailor.remote.wire.secure_sums import KEYS, SUM
+from fedtailor.remote.wire.transport import LoopbackTransport, TooFewClients
 
 MORE_MEMORY = 2**26
 """Bytes that a message to a client with forty rows may cost."""

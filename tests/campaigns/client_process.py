@@ -13,9 +13,9 @@ import threading
 from pathlib import Path
 from typing import IO, Any
 
-from fedtailor.remote.client import responder_of
-from fedtailor.remote.client_store import ClientStore
-from fedtailor.remote.kit import read_kit
+from fedtailor.remote.client.client import responder_of
+from fedtailor.remote.client.store import ClientStore
+from fedtailor.remote.keys.kit import read_kit
 
 MOST_MEMORY = 24 * 2**30
 """Bytes of addresses that the process may ask for."""
@@ -157,10 +157,10 @@ def _read(stream: IO[bytes]) -> bytes | None:
 
 
 class _Content:
-    """What `fedtailor.remote.flower.unwrap` reads of a message of Flower."""
+    """What `fedtailor.remote.flower.common.unwrap` reads of a message of Flower."""
 
     def __init__(self, body: bytes) -> None:
-        from fedtailor.remote.flower import wrap
+        from fedtailor.remote.flower.common import wrap
 
         self.content = wrap(body)
 

@@ -22,7 +22,22 @@ from campaigns.small_run import (
     start,
     start_on_table,
 )
-from fedtailor.boosting import (
+from fedtailor.cli import main
+from fedtailor.data.federation.storage import load, save
+from fedtailor.deployment import model_card, open_run
+from fedtailor.deployment.calibration import calibration_at
+from fedtailor.deployment.finalizing import finalize
+from fedtailor.deployment.listing import list_models
+from fedtailor.deployment.opening import models_at, runs_of_clients
+from fedtailor.deployment.predictions import predictions
+from fedtailor.engine.storage import check, load_models
+from fedtailor.engine.storage.calibration_file import (
+    read_calibration,
+    write_calibration,
+)
+from fedtailor.engine.storage.final_models import RUNS, Expectation, FinalModels
+from fedtailor.lab.report import StoredRun
+from fedtailor.statistics.boosting import (
     BoostingProgress,
     BoostingSettings,
     boost_federation,
@@ -31,18 +46,6 @@ from fedtailor.boosting import (
     save_boosted,
     save_progress,
 )
-from fedtailor.cli import main
-from fedtailor.deployment import model_card, open_run
-from fedtailor.deployment.calibration import calibration_at
-from fedtailor.deployment.finalizing import finalize
-from fedtailor.deployment.listing import list_models
-from fedtailor.deployment.opening import models_at, runs_of_clients
-from fedtailor.deployment.predictions import predictions
-from fedtailor.federation.storage import load, save
-from fedtailor.report import StoredRun
-from fedtailor.storage import check, load_models
-from fedtailor.storage.calibration_file import read_calibration, write_calibration
-from fedtailor.storage.final_models import RUNS, Expectation, FinalModels
 
 TREES = BoostingSettings(trees=3, least_rows=2)
 

@@ -15,10 +15,10 @@ from unittest.mock import patch
 import numpy as np
 
 from fedtailor.remote import bounded_http, flower_client
-from fedtailor.remote.flower import MESSAGE_TYPE, require_flower, wrap
-from fedtailor.remote.flower_client import FleetConnection, answer_messages
-from fedtailor.remote.flower_server import GridTransport
-from fedtailor.remote.keys import make_authority, make_client_key
+from fedtailor.remote.flower.client import FleetConnection, answer_messages
+from fedtailor.remote.flower.common import MESSAGE_TYPE, require_flower, wrap
+from fedtailor.remote.flower.server import GridTransport
+from fedtailor.remote.keys.keys import make_authority, make_client_key
 
 ADDRESS = ("https", "127.0.0.1", 9)
 HOSTILE_CALLS = 15

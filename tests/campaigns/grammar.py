@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fedtailor._tensors import DTYPES
+from fedtailor._base.tensors import DTYPES
 
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 """The name of a type in safetensors."""

@@ -8,12 +8,12 @@ import numpy as np
 
 from campaigns.grammar import Grammar
 from campaigns.marked import JOBS, NAMES, MarkedFederation, quick_waits, train
-from fedtailor.remote.client import responder_of
-from fedtailor.remote.client_store import ClientStore
-from fedtailor.remote.kit import read_kit
-from fedtailor.remote.transport import LoopbackTransport, TooFewClients
-from fedtailor.remote.work import PERSONAL
-from fedtailor.storage import check, load_models
+from fedtailor.engine.storage import check, load_models
+from fedtailor.remote.client.client import responder_of
+from fedtailor.remote.client.round_requests import PERSONAL
+from fedtailor.remote.client.store import ClientStore
+from fedtailor.remote.keys.kit import read_kit
+from fedtailor.remote.wire.transport import LoopbackTransport, TooFewClients
 
 HOSTILE = "d"
 HONEST = NAMES[:-1]

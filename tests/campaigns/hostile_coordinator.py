@@ -10,13 +10,13 @@ import numpy as np
 from campaigns.client_process import NO_ANSWER, ClientHere, ClientProcess
 from campaigns.grammar import Grammar, Message
 from campaigns.marked import JOBS, ROUNDS, TARGET, MarkedFederation
-from fedtailor._memory import total_memory
-from fedtailor.remote.messages import decode_reply, decode_request
-from fedtailor.remote.origin import DIGITS
-from fedtailor.remote.refusals import Refusal
-from fedtailor.remote.request_kind import TABLE_TASKS, TASKS
-from fedtailor.remote.request_size import MAX_SHARE
-from fedtailor.remote.secure_sums import STAGES
+from fedtailor._base.memory import total_memory
+from fedtailor.remote.wire.fingerprints import DIGITS
+from fedtailor.remote.wire.messages import decode_reply, decode_request
+from fedtailor.remote.wire.refusals import Refusal
+from fedtailor.remote.wire.request_kind import TABLE_TASKS, TASKS
+from fedtailor.remote.wire.request_size import MAX_SHARE
+from fedtailor.remote.wire.secure_sums import STAGES
 
 Client = ClientHere | ClientProcess
 

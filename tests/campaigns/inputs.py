@@ -16,15 +16,15 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from fedtailor.cli import main
-from fedtailor.experiments.experiment import load_experiment
-from fedtailor.remote.job import read_job
-from fedtailor.remote.policy import read_policy
-from fedtailor.report import StoredRun
-from fedtailor.report.experiment import StoredExperiment
-from fedtailor.storage import check, load_models
-from fedtailor.storage.digests import with_digest
-from fedtailor.storage.run_files import MANIFEST, SUMMARY
-from fedtailor.tables import from_table
+from fedtailor.data.tables import from_table
+from fedtailor.engine.storage import check, load_models
+from fedtailor.engine.storage.digests import with_digest
+from fedtailor.engine.storage.run_files import MANIFEST, SUMMARY
+from fedtailor.lab.experiments.experiment import load_experiment
+from fedtailor.lab.report import StoredRun
+from fedtailor.lab.results.experiment import StoredExperiment
+from fedtailor.remote.client.policy import read_policy
+from fedtailor.remote.job.job import read_job
 
 JUNK = st.one_of(
     st.sampled_from(
@@ -164,9 +164,9 @@ TRAINS = (
     "fedtailor.cli.commands.demo.run",
     "fedtailor.cli.commands.compare.Comparison.run",
     "fedtailor.cli.commands.diagnose.diagnose_federation",
-    "fedtailor.deployment.forgetting.run_on",
-    "fedtailor.deployment.giving.run_on",
-    "fedtailor.runs.result.guest_executor",
+    "fedtailor.deployment.unlearning.run_on",
+    "fedtailor.deployment.contributions.run_on",
+    "fedtailor.engine.runs.result.newcomer_executor",
 )
 
 EXPERIMENT = {

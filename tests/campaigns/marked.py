@@ -14,18 +14,18 @@ from unittest.mock import patch
 import numpy as np
 import polars as pl
 
-from fedtailor.remote.boosting_server import boost_clients
-from fedtailor.remote.client import responder_of
-from fedtailor.remote.client_store import ClientStore
-from fedtailor.remote.coordinate import coordinate
-from fedtailor.remote.describing import describe_clients
-from fedtailor.remote.kit import JOB, make_federation, read_kit
+from fedtailor.remote.client.client import responder_of
+from fedtailor.remote.client.describing import describe_clients
+from fedtailor.remote.client.store import ClientStore
+from fedtailor.remote.keys.kit import JOB, make_federation, read_kit
+from fedtailor.remote.server.boosting import boost_clients
+from fedtailor.remote.server.coordinate import coordinate
 from fedtailor.remote.service import (
     Connection,
     agree_on_preprocessing,
     wait_for_clients,
 )
-from fedtailor.remote.transport import LoopbackTransport
+from fedtailor.remote.wire.transport import LoopbackTransport
 
 NAMES = ("a", "b", "c", "d")
 TARGET = "a"

@@ -9,9 +9,9 @@ from unittest.mock import patch
 
 import numpy as np
 
-from fedtailor.remote.flower import require_flower
-from fedtailor.remote.kit import COORDINATOR, JOB, make_federation
-from fedtailor.remote.processes import SuperLink, free_port, running_superlink
+from fedtailor.remote.flower.common import require_flower
+from fedtailor.remote.flower.processes import SuperLink, free_port, running_superlink
+from fedtailor.remote.keys.kit import COORDINATOR, JOB, make_federation
 
 MORE_MEMORY = 3 * 2**28
 """Bytes that strangers may cost the server at most: `superlink.TOGETHER`, and some."""

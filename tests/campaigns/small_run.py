@@ -8,13 +8,13 @@ import numpy as np
 
 from conformance.problems import classification, softmax_model
 from fedtailor.algorithms import UCFL, Local
-from fedtailor.baselines import evaluate, find_baseline
+from fedtailor.data.tables import from_table
+from fedtailor.engine.runs import run
+from fedtailor.engine.storage.run_files import LEDGER, METRICS
+from fedtailor.engine.training.binding import bind
+from fedtailor.lab.baselines import evaluate, find_baseline
 from fedtailor.models import linear, logistic
 from fedtailor.protocol import SGD
-from fedtailor.runs import run
-from fedtailor.storage.run_files import LEDGER, METRICS
-from fedtailor.tables import from_table
-from fedtailor.training.binding import bind
 
 ROUNDS = 3
 FEDERATION = classification(unseen=[False, False, True, False, False])

@@ -20,8 +20,8 @@ from campaigns.port import OpenPort
 from campaigns.small_run import start
 from campaigns.unsteady import Unsteady
 from fedtailor.remote import bounded_http, flower_server, messages
-from fedtailor.remote.boosting_client import BoostingClient
-from fedtailor.remote.client_store import ClientStore
+from fedtailor.remote.client.boosting import BoostingClient
+from fedtailor.remote.client.store import ClientStore
 
 TRIES = {
     "kill": 5,
@@ -65,9 +65,9 @@ def test_a_campaign_notices_what_is_not_exact(tmp_path, monkeypatch):
     what was written.
     """
     monkeypatch.setattr(
-        "fedtailor.storage.run_directory.frame_digest", lambda frame: ""
+        "fedtailor.engine.storage.run_directory.frame_digest", lambda frame: ""
     )
-    monkeypatch.setattr("fedtailor._parquet._has_valid_digest", lambda file: True)
+    monkeypatch.setattr("fedtailor._base.parquet._has_valid_digest", lambda file: True)
     careless = Faults(tmp_path)
     with pytest.raises(AssertionError, match=r"(metrics|ledger).parquet, bit"):
         for number in range(300):
@@ -163,7 +163,7 @@ def test_a_campaign_notices_what_leaves(marked, monkeypatch):
     def careless(reply):
         return original(reply) + (b"zqfile" if reply.refusal else b"")
 
-    monkeypatch.setattr("fedtailor.remote.transport.encode_reply", careless)
+    monkeypatch.setattr("fedtailor.remote.wire.transport.encode_reply", careless)
     with pytest.raises(AssertionError, match=r"the answer holds .*zqfile"):
         for number in range(20):
             marked.hostile_coordinator(np.random.default_rng(number))
@@ -240,7 +240,9 @@ def test_a_campaign_notices_what_a_kill_has_changed(unsteady, monkeypatch):
     def careless(store, state_round):
         return load(store, max(store.rounds())) if store.rounds() else None
 
-    monkeypatch.setattr("fedtailor.remote.work.ClientStore.load", careless)
+    monkeypatch.setattr(
+        "fedtailor.remote.client.round_requests.ClientStore.load", careless
+    )
     with pytest.raises(AssertionError, match=r"model|other measurements"):
         for number in range(8):
             unsteady.stopped(np.random.default_rng(number))

@@ -17,15 +17,15 @@ from campaigns.client_process import ClientHere, ClientProcess, Ended
 from campaigns.faults import Killed
 from campaigns.file_events import Steps, watching
 from campaigns.marked import JOBS, NAMES, MarkedFederation, quick_waits, train
-from fedtailor.remote.client_store import ClientStore
-from fedtailor.remote.kit import read_kit
-from fedtailor.remote.messages import decode_request
-from fedtailor.remote.origin import ORIGIN, Origin, Origins
-from fedtailor.remote.rounds import RemoteTraining
-from fedtailor.remote.transport import LoopbackTransport
-from fedtailor.remote.work import PERSONAL
-from fedtailor.storage import check, load_models
-from fedtailor.storage.run_directory import METRICS
+from fedtailor.engine.storage import check, load_models
+from fedtailor.engine.storage.run_directory import METRICS
+from fedtailor.remote.client.round_requests import PERSONAL
+from fedtailor.remote.client.store import ClientStore
+from fedtailor.remote.keys.kit import read_kit
+from fedtailor.remote.server.rounds import RemoteTraining
+from fedtailor.remote.wire.fingerprints import ORIGIN, Origin, Origins
+from fedtailor.remote.wire.messages import decode_request
+from fedtailor.remote.wire.transport import LoopbackTransport
 
 Make = Callable[[Path, Path, Path], ClientHere | ClientProcess]
 Result = tuple[dict[str, np.ndarray], bytes]
@@ -388,7 +388,10 @@ class Unsteady:
             stack.enter_context(patch.object(RemoteTraining, "pause", 0.0))
             # Noise is another one in each run and at each client, unless it is told.
             stack.enter_context(
-                patch("fedtailor.remote.coordinate.run_identity", lambda folder: "1")
+                patch(
+                    "fedtailor.remote.server.coordinate.run_identity",
+                    lambda folder: "1",
+                )
             )
             for name in NAMES:
                 kit = shutil.copytree(federation.kit(name), folder / name)

@@ -7,7 +7,7 @@ import pytest
 
 from fedtailor.cli import main
 from fedtailor.cli.advice import as_typed
-from fedtailor.tables import from_table
+from fedtailor.data.tables import from_table
 
 TABLE = "hospital,age,outcome\n" + "".join(
     f"{name},{age},{age % 2}\n" for name in "ab" for age in range(20, 40)

@@ -14,8 +14,8 @@ import pytest
 
 from fedtailor.cli import main
 from fedtailor.cli.advice import as_typed_text
-from fedtailor.experiments import scenarios
-from fedtailor.experiments.bracketing import MAX_EXTENSIONS
+from fedtailor.lab import scenarios
+from fedtailor.lab.experiments.bracketing import MAX_EXTENSIONS
 
 FILE = """title = "Two methods"
 seeds = [0]
@@ -128,7 +128,7 @@ def test_a_plan_fits_a_terminal_and_writes_nothing(tmp_path, capsys):
 def test_a_plan_knows_of_early_ends_and_of_rates_that_are_added(tmp_path, capsys):
     path = tmp_path / "two.toml"
     grid = "grid.sgd.lr = [0.1, 0.05]"
-    early = 'until_still = true\nevaluate_every = 1\nbracket = ["sgd.lr"]\n'
+    early = 'until_converged = true\nevaluate_every = 1\nbracket = ["sgd.lr"]\n'
     text = early + FILE.replace('use = "fedavg"', f'use = "fedavg"\n{grid}', 1)
     path.write_text(text.replace('"digits-rotated"', '"digits-rotated"\nval = 0.2', 1))
     command = ["compare", str(path), "--plan", "--out", str(tmp_path / "results")]

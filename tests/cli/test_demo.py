@@ -42,7 +42,7 @@ README = Path(__file__).parents[2] / "README.md"
 TWO_METHODS = """
 import json, pathlib, sys
 from fedtailor.cli.commands import demo
-from fedtailor.experiments import scenarios
+from fedtailor.lab import scenarios
 chosen = ("FedAvg", "UCFL, auto")
 methods_of = demo.methods_of
 demo.methods_of = lambda scenario: {name: methods_of(scenario)[name] for name in chosen}

@@ -11,12 +11,12 @@ from contextlib import contextmanager
 import polars as pl
 import pytest
 
-from fedtailor._choice import MachineFailed
+from fedtailor._base.choice import MachineFailed
 from fedtailor.cli import main, registry
 from fedtailor.cli.failures import explain
-from fedtailor.storage import Interrupted
-from fedtailor.storage.checkpoint import load_tree
-from fedtailor.storage.run_files import CHECKPOINT
+from fedtailor.engine.storage import Interrupted
+from fedtailor.engine.storage.checkpoint import load_tree
+from fedtailor.engine.storage.run_files import CHECKPOINT
 
 
 def failing(monkeypatch, error):

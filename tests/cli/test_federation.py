@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 import fedtailor as ft
-from fedtailor._printable import csv_of_frame
+from fedtailor._base.printable import csv_of_frame
 from fedtailor.cli import main
 from fedtailor.cli.commands.federation import predictions_of
-from fedtailor.remote.job import Schema
-from fedtailor.storage import PersonalModel
-from fedtailor.tasks import squared_error
+from fedtailor.engine.storage import PersonalModel
+from fedtailor.models.tasks import squared_error
+from fedtailor.remote.job.job import Schema
 
 CLASSES = ("no", "a,b", 'c"d', "e f", "=1+1", " g", "-1", "<=50K")
 

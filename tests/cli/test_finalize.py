@@ -149,7 +149,7 @@ def test_each_client_uses_the_run_of_its_method(copied, call):
     from dataclasses import replace
 
     from fedtailor.deployment.opening import models_at
-    from fedtailor.storage.final_models import Expectation, read_final
+    from fedtailor.engine.storage.final_models import Expectation, read_final
 
     for method in ("local", "fedavg"):
         call(

@@ -8,17 +8,17 @@ import polars as pl
 import pytest
 
 import fedtailor as ft
-from fedtailor.baselines import CHOSEN
-from fedtailor.boosting import (
+from fedtailor.cli import main
+from fedtailor.lab.baselines import CHOSEN
+from fedtailor.lab.results.stored import StoredRun
+from fedtailor.statistics.boosting import (
     BoostingSettings,
     OwnTrees,
     boost,
     boost_chosen,
 )
-from fedtailor.boosting.boost import sum_over
-from fedtailor.boosting.federated import boosting_rows
-from fedtailor.cli import main
-from fedtailor.report.stored import StoredRun
+from fedtailor.statistics.boosting.boost import sum_over
+from fedtailor.statistics.boosting.federated import boosting_rows
 
 OPTIONS = (
     *("--client", "site", "--target", "grade", "--algorithms", "local", "fedavg"),

@@ -6,10 +6,10 @@ import pytest
 
 from fedtailor.algorithms import FedAvg
 from fedtailor.cli import main
-from fedtailor.experiments.scenarios import SCENARIOS
-from fedtailor.federation import datasets
-from fedtailor.metrics import Metric, find_metric
+from fedtailor.data import datasets
+from fedtailor.lab.scenarios import SCENARIOS
 from fedtailor.models import mlp
+from fedtailor.models.metrics import Metric, find_metric
 from fedtailor.models.plain import architecture_of
 from fedtailor.models.registry import _BUILDERS
 from fedtailor.protocol import Algorithm
@@ -18,9 +18,9 @@ PACKAGE = '''
 from dataclasses import replace
 
 from fedtailor.algorithms.fedavg import FedAvg
-from fedtailor.experiments.scenarios import SCENARIOS, digits_rotated
-from fedtailor.federation.datasets import digits, register
-from fedtailor.metrics import Accuracy
+from fedtailor.lab.scenarios import SCENARIOS, digits_rotated
+from fedtailor.data.datasets import digits, register
+from fedtailor.models.metrics import Accuracy
 from fedtailor.models import mlp
 from fedtailor.protocol import hyperparameters
 
@@ -66,7 +66,7 @@ plug-misnamed = plugged:Misnamed
 [fedtailor.scenarios]
 plug-scenario = plugged:SCENARIO
 
-[fedtailor.metrics]
+[fedtailor.models.metrics]
 plug_metric = plugged:TheirMetric
 
 [fedtailor.models]

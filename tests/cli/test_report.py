@@ -9,10 +9,10 @@ import shutil
 import pytest
 
 from fedtailor.cli import main
-from fedtailor.report.drawing import FIGURES
-from fedtailor.report.experiment import StoredExperiment
-from fedtailor.storage.digests import with_digest
-from report.results import NAME, write_index
+from fedtailor.engine.storage.digests import with_digest
+from fedtailor.lab.report.drawing import FIGURES
+from fedtailor.lab.results.experiment import StoredExperiment
+from lab.report.results import NAME, write_index
 
 
 def printed(capsys, *arguments):

@@ -3,9 +3,9 @@
 import pytest
 
 from fedtailor.cli import main
-from fedtailor.experiments.texts import architecture_of_text
+from fedtailor.engine.storage.run_files import MANIFEST
+from fedtailor.lab.experiments.option_text import architecture_of_text
 from fedtailor.models import mlp, resnet
-from fedtailor.storage.run_files import MANIFEST
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 from fedtailor.algorithms.find import find_algorithm
 from fedtailor.cli import typed_names
-from fedtailor.experiments import scenarios
+from fedtailor.lab import scenarios
 from fedtailor.protocol import Algorithm
 
 METHODS = {

@@ -10,9 +10,9 @@ import pytest
 import tyro
 
 import fedtailor
+from fedtailor._base.choice import require
 from fedtailor.cli.options import parse
 from fedtailor.cli.wrong_options import what_is_wrong
-from fedtailor.protocol import require
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import numpy as np
 
 from conformance.problems import by_place, float64, personal, train
 from fedtailor import models
-from fedtailor.federation import Federation, Ragged
+from fedtailor.data.federation import Federation, Ragged
 from fedtailor.models import squared_error
 from fedtailor.protocol import SGD
 

@@ -23,8 +23,8 @@ from conformance.problems import (
 from fedtailor.aggregation.simplex import project_onto_simplex
 from fedtailor.algorithms import AFL, FedAvg
 from fedtailor.algorithms.afl import mixture_skewness
+from fedtailor.engine.training import Participation
 from fedtailor.protocol import SGD
-from fedtailor.training import Participation
 
 A = np.array([0.5, 1.0, 2.0, 3.0])
 a = np.array([-1.0, 0.5, 2.0, 4.0])

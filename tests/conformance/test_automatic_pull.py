@@ -17,9 +17,9 @@ from conformance.problems import (
 )
 from fedtailor.algorithms import MRMTL, Ditto
 from fedtailor.algorithms.helpers.automatic_pull import components
-from fedtailor.federation import Ragged
-from fedtailor.mixed import ClientMoments, mixed_model_at, with_intercept
+from fedtailor.data.federation import Ragged
 from fedtailor.protocol import SGD, drive
+from fedtailor.statistics.mixed import ClientMoments, mixed_model_at, with_intercept
 
 LOCAL = SGD(lr=0.05, steps=10, batch_size=64)
 

@@ -19,11 +19,11 @@ from conformance.problems import (
     train,
 )
 from fedtailor.aggregation import ServerOptimizer
+from fedtailor.aggregation.pipelines import TopK
 from fedtailor.algorithms import MOON, FedAdam, FedAvg, FedDBE, FedDyn, FedRoD
-from fedtailor.pipelines import TopK
+from fedtailor.engine.runs import simulate
+from fedtailor.engine.training.single_rows import _say
 from fedtailor.protocol import SGD, Diverged, drive
-from fedtailor.runs import simulate
-from fedtailor.training.single_rows import _say
 
 PLAIN = SGD(lr=0.1, epochs=2, batch_size=8, weight_decay=0.01)
 FULL = SGD(lr=0.1, steps=2, batch_size=64)

@@ -18,10 +18,10 @@ from conformance.problems import (
 )
 from fedtailor.aggregation import ServerOptimizer
 from fedtailor.algorithms import DAPPER, FedAvg, FineTune
-from fedtailor.federation import Ragged
+from fedtailor.data.federation import Ragged
+from fedtailor.engine.training import Participation
 from fedtailor.protocol import SGD
 from fedtailor.testing import CHECKS
-from fedtailor.training import Participation
 
 ROUGH = SGD(lr=1.5, epochs=2, batch_size=8)
 """So large a rate that validation losses rise and fall."""

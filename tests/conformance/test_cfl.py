@@ -21,11 +21,11 @@ from conformance.problems import (
     softmax_model,
     train,
 )
-from fedtailor.accounting import Ledger
+from fedtailor.aggregation.accounting import Ledger
 from fedtailor.algorithms import CFL, FedAvg
-from fedtailor.executors.map_clients import map_clients
+from fedtailor.engine.executors.map_clients import map_clients
+from fedtailor.engine.training import Participation
 from fedtailor.protocol import SGD
-from fedtailor.training import Participation
 
 INF = float("inf")
 STEP = SGD(lr=0.2, steps=1, batch_size=64)

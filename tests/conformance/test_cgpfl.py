@@ -26,8 +26,8 @@ from conformance.problems import (
 from fedtailor.algorithms import PFedMe
 from fedtailor.algorithms.cgpfl import CGPFL
 from fedtailor.algorithms.cgpfl_heur import CGPFLHeur
+from fedtailor.engine.training import Participation
 from fedtailor.protocol import SGD
-from fedtailor.training import Participation
 
 LR, LAM, GAMMA, R, S = 0.02, 5.0, 0.3, 3, 4
 INNER = SGD(lr=LR, steps=R, batch_size=BATCH)

@@ -26,7 +26,7 @@ from fedtailor import models
 from fedtailor.aggregation import ServerOptimizer
 from fedtailor.algorithms import DAPPER, FedAvgM, FineTune, HypCluster
 from fedtailor.algorithms.dapper import sampler
-from fedtailor.federation import Federation, Ragged
+from fedtailor.data.federation import Federation, Ragged
 from fedtailor.protocol import SGD
 
 TRAINED = SGD(lr=0.1, momentum=0.9, epochs=2, batch_size=8)

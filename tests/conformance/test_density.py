@@ -17,8 +17,8 @@ from conformance.problems import by_place, predictors, train
 from fedtailor import models
 from fedtailor.aggregation import ServerOptimizer
 from fedtailor.algorithms import DAPPER, MAPPER, FedAvg, HypCluster
-from fedtailor.federation import Ragged
-from fedtailor.federation.datasets import density
+from fedtailor.data.datasets import density
+from fedtailor.data.federation import Ragged
 from fedtailor.protocol import SGD
 
 K = np.arange(100)

@@ -14,8 +14,8 @@ from conformance.problems import (
 )
 from fedtailor.aggregation import ServerOptimizer
 from fedtailor.algorithms import FedAvg, FedAvgM
+from fedtailor.engine.training import Participation
 from fedtailor.protocol import SGD
-from fedtailor.training import Participation
 
 TRAINED = SGD(lr=0.1, momentum=0.9, epochs=2, batch_size=8)
 A = np.array([0.5, 1.0, 2.0, 3.0])

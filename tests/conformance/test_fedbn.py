@@ -20,9 +20,9 @@ from conformance.problems import (
 )
 from fedtailor import models
 from fedtailor.algorithms import FedAvg, FedBN
+from fedtailor.engine.runs import run
+from fedtailor.engine.storage.run_files import LEDGER, METRICS
 from fedtailor.protocol import SGD, hyperparameters
-from fedtailor.runs import run
-from fedtailor.storage.run_files import LEDGER, METRICS
 
 TRAINED = SGD(lr=0.1, epochs=2, batch_size=8)
 UNSEEN = np.array([False, True, False, False, False])

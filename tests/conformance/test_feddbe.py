@@ -16,8 +16,8 @@ from conformance.problems import (
 )
 from fedtailor import models
 from fedtailor.algorithms import FedAvg, FedDBE
+from fedtailor.engine.training import Participation
 from fedtailor.protocol import SGD, hyperparameters
-from fedtailor.training import Participation
 
 PLAIN = SGD(lr=0.1, epochs=2, batch_size=8, weight_decay=0.01)
 FULL = SGD(lr=0.1, steps=2, batch_size=64)

@@ -14,10 +14,10 @@ from conformance.problems import (
     train,
 )
 from fedtailor.algorithms import FedAvg, FedDPA, FineTune, Local
+from fedtailor.engine.runs import run
 from fedtailor.models import lora, merged, mlp
 from fedtailor.models.parameter_layout import layout_of
 from fedtailor.protocol import SGD
-from fedtailor.runs import run
 from fedtailor.testing import classification as clients
 
 CLIENTS, ROUNDS = 4, 3

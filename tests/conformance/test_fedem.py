@@ -23,7 +23,7 @@ from conformance.problems import (
 )
 from fedtailor import models
 from fedtailor.algorithms import FedAvg, FedEM
-from fedtailor.federation import Federation, Ragged
+from fedtailor.data.federation import Federation, Ragged
 from fedtailor.protocol import SGD
 
 PLAIN = SGD(lr=0.1, epochs=2, batch_size=8)

@@ -20,11 +20,11 @@ from conformance.problems import (
     shifted,
     train,
 )
-from fedtailor.accounting import Ledger
+from fedtailor.aggregation.accounting import Ledger
 from fedtailor.algorithms import FedFomo, Local
-from fedtailor.federation import Ragged
+from fedtailor.data.federation import Ragged
+from fedtailor.engine.training import Participation
 from fedtailor.protocol import SGD
-from fedtailor.training import Participation
 
 SIZES = np.array([3, 8, 13, 18])
 A = np.array([[0.5, 2.0], [1.0, 0.3], [2.0, 1.0], [3.0, 0.7]])

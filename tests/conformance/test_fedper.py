@@ -18,8 +18,8 @@ from conformance.problems import (
 )
 from fedtailor import models
 from fedtailor.algorithms import FedAvg, FedPer, Local
+from fedtailor.engine.training import Participation
 from fedtailor.protocol import SGD
-from fedtailor.training import Participation
 
 TRAINED = SGD(lr=0.1, momentum=0.9, epochs=2, batch_size=8)
 UNSEEN = np.array([False, True, False, False, False])

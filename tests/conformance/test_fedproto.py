@@ -23,8 +23,8 @@ from conformance.problems import (
 )
 from fedtailor import models
 from fedtailor.algorithms import FedProto, Local
+from fedtailor.engine.training import Participation, Privacy
 from fedtailor.protocol import SGD
-from fedtailor.training import Participation, Privacy
 
 FULL = SGD(lr=0.3, steps=3, batch_size=64)
 TRAINED = SGD(lr=0.1, momentum=0.9, epochs=2, batch_size=8)

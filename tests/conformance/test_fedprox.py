@@ -14,8 +14,8 @@ from conformance.problems import (
     train,
 )
 from fedtailor.algorithms import FedAvg, FedProx
+from fedtailor.engine.training import Participation
 from fedtailor.protocol import SGD
-from fedtailor.training import Participation
 
 SIZES = np.array([3, 8, 13, 18])
 A = np.array([[0.5, 2.0], [1.0, 0.3], [2.0, 1.0], [3.0, 0.7]])

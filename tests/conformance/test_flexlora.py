@@ -11,10 +11,10 @@ from conformance.examples import PLAIN, TRAINED
 from conformance.problems import classification, softmax_model, train
 from fedtailor.algorithms import FedAvg, FlexLoRA
 from fedtailor.algorithms.flexlora import best_factors
+from fedtailor.engine.runs import run
 from fedtailor.models import lora, merged, mlp
 from fedtailor.models.low_rank import adapters_of
 from fedtailor.protocol import SGD
-from fedtailor.runs import run
 from fedtailor.testing import classification as clients
 
 CLIENTS = 4

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from conformance.examples import EXAMPLES
+from fedtailor.engine.runs import simulate
 from fedtailor.models import frozen, mlp
 from fedtailor.protocol import drive
-from fedtailor.runs import simulate
 from fedtailor.testing import classification, predictors
 
 FROZEN = "layers.1.weight"

@@ -19,9 +19,9 @@ from conformance.problems import (
 )
 from fedtailor import models
 from fedtailor.algorithms import FedAvg, HeteroFL
+from fedtailor.engine.training import Participation
 from fedtailor.models.nested import nested_networks
 from fedtailor.protocol import SGD, Exchange
-from fedtailor.training import Participation
 
 TRAINED = SGD(lr=0.1, momentum=0.9, epochs=2, batch_size=8)
 FULL = SGD(lr=0.3, steps=2, batch_size=64)

@@ -22,8 +22,8 @@ from conformance.problems import (
 )
 from fedtailor.aggregation import ServerOptimizer
 from fedtailor.algorithms import IFCA, FedAvg, FedAvgM, HypCluster, Local
+from fedtailor.engine.training import Participation
 from fedtailor.protocol import SGD
-from fedtailor.training import Participation
 
 TRAINED = SGD(lr=0.1, momentum=0.9, epochs=2, batch_size=8)
 PLAIN = ServerOptimizer()

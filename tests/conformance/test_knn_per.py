@@ -19,9 +19,9 @@ from conformance.problems import (
 )
 from fedtailor import models
 from fedtailor.algorithms import FedAvg, KNNPer
-from fedtailor.client.losses import outputs
+from fedtailor.engine.client.losses import outputs
+from fedtailor.engine.training.personal import personal_models
 from fedtailor.protocol import SGD, Batch
-from fedtailor.training.personal import personal_models
 
 TRAINED = SGD(lr=0.1, momentum=0.9, epochs=2, batch_size=8)
 UNSEEN = np.array([False, True, False, False, False])

@@ -4,8 +4,8 @@ import numpy as np
 
 from conformance.examples import PLAIN
 from fedtailor.algorithms import FedAvg, FedPer
+from fedtailor.engine.runs import run
 from fedtailor.models import lora, mlp
-from fedtailor.runs import run
 from fedtailor.testing import classification
 
 CLIENTS, ROUNDS = 4, 2

@@ -24,9 +24,9 @@ from fedtailor import models
 from fedtailor.aggregation import ServerOptimizer
 from fedtailor.algorithms import MAPPER, FedAvg, FedAvgM, FineTune
 from fedtailor.algorithms.mapper import through_mixture
-from fedtailor.federation import Federation, Ragged
+from fedtailor.data.federation import Federation, Ragged
+from fedtailor.engine.training import Participation
 from fedtailor.protocol import SGD, Batch, hyperparameters
-from fedtailor.training import Participation
 
 TRAINED = SGD(lr=0.1, momentum=0.9, epochs=2, batch_size=8)
 SIZES = [1, 2, 3, 4, 11]

@@ -19,11 +19,11 @@ from conformance.problems import (
     train,
 )
 from fedtailor import models
-from fedtailor.accounting import Ledger
+from fedtailor.aggregation.accounting import Ledger
 from fedtailor.algorithms import PACFL, FedAvg, Oracle
 from fedtailor.algorithms.helpers.subspaces import principal_angles
-from fedtailor.experiments.scenarios.digits import digits_rotated
-from fedtailor.federation import Ragged
+from fedtailor.data.federation import Ragged
+from fedtailor.lab.scenarios.digits import digits_rotated
 from fedtailor.protocol import SGD
 
 PLAIN = SGD(lr=0.1, epochs=2, batch_size=8)

@@ -23,10 +23,10 @@ from conformance.problems import (
     train,
 )
 from fedtailor import models
-from fedtailor.accounting import Ledger
+from fedtailor.aggregation.accounting import Ledger
 from fedtailor.algorithms import Local, PFedHN
+from fedtailor.engine.training import Participation
 from fedtailor.protocol import SGD, Inbox
-from fedtailor.training import Participation
 
 SIZES = np.array([3, 8, 13, 18])
 A = np.array([[0.5, 2.0], [1.0, 0.3], [2.0, 1.0], [3.0, 0.7]])

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from conformance.examples import without_adapters
+from fedtailor.aggregation.pipelines import GaussianNoise
 from fedtailor.aggregation.secure_sums import SecureSums
 from fedtailor.algorithms import FedAvg, FineTune
+from fedtailor.engine.runs import simulate
 from fedtailor.models import mlp
-from fedtailor.pipelines import GaussianNoise
 from fedtailor.protocol import (
     SGD,
     Algorithm,
@@ -24,8 +25,7 @@ from fedtailor.protocol import (
     init_pipeline,
     noise_of,
 )
-from fedtailor.remote.wire import answer_shapes
-from fedtailor.runs import simulate
+from fedtailor.remote.wire.wire import answer_shapes
 from fedtailor.testing import classification
 
 AVERAGING = {

@@ -23,8 +23,8 @@ from conformance.problems import (
 from fedtailor.algorithms import FedAvg, Local
 from fedtailor.algorithms.self_fl import SelfFL
 from fedtailor.algorithms.then import Then
+from fedtailor.engine.training import Participation
 from fedtailor.protocol import SGD
-from fedtailor.training import Participation
 
 A = np.array([0.5, 1.0, 2.0, 3.0])
 z = np.array([-1.0, 0.5, 2.0, 4.0])

@@ -15,7 +15,7 @@ from conformance.problems import EXACT, constant, float64, personal, train, zero
 from fedtailor import models
 from fedtailor.algorithms import FedAvg, Local
 from fedtailor.algorithms.self_fl import SelfFL
-from fedtailor.federation import datasets
+from fedtailor.data import datasets
 from fedtailor.models import squared_error
 from fedtailor.protocol import SGD
 

@@ -25,7 +25,7 @@ from fedtailor.aggregation import Probe, user_centric_weights
 from fedtailor.algorithms import UCFL, FedAvg, UCFLParallel
 from fedtailor.algorithms.helpers.user_centric import Trial
 from fedtailor.algorithms.ucfl import CANDIDATES
-from fedtailor.federation.splits import Ragged
+from fedtailor.data.federation.splits import Ragged
 from fedtailor.protocol import SGD
 from fedtailor.testing.conformance import CHECKS
 

@@ -32,12 +32,12 @@ from fedtailor.algorithms.helpers.warm_up import (
     differ,
     sketch,
 )
-from fedtailor.experiments.scenarios import find
+from fedtailor.engine.runs import run, simulate
+from fedtailor.engine.storage.run_files import LEDGER, METRICS
+from fedtailor.engine.training import Participation
+from fedtailor.lab.scenarios import find
 from fedtailor.protocol import SGD, Exchange, drive
-from fedtailor.runs import run, simulate
-from fedtailor.storage.run_files import LEDGER, METRICS
 from fedtailor.testing.conformance import CHECKS
-from fedtailor.training import Participation
 
 SLOW = SGD(lr=0.05, steps=1, batch_size=64)
 TRAINED = SGD(lr=0.1, momentum=0.9, epochs=2, batch_size=8)

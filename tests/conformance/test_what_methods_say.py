@@ -12,12 +12,12 @@ import polars as pl
 import pytest
 
 from conformance.examples import TRAFFIC, example
-from fedtailor.accounting import MODEL_KINDS
-from fedtailor.client.pool import build_pool
-from fedtailor.client.trainer import DeviceTrainer
+from fedtailor.aggregation.accounting import MODEL_KINDS
+from fedtailor.engine.client.pool import build_pool
+from fedtailor.engine.client.trainer import DeviceTrainer
 from fedtailor.models import by_client, logistic, lora, mlp
 from fedtailor.protocol import Algorithm, ClientRows, Cohort, Exchange
-from fedtailor.remote.wire import answer_shapes
+from fedtailor.remote.wire.wire import answer_shapes
 from fedtailor.testing import softmax_model, train
 from fedtailor.testing.conformance import federation
 from fedtailor.testing.problems import float64, mlp_model

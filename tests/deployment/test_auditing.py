@@ -11,7 +11,7 @@ import pytest
 
 import fedtailor as ft
 from fedtailor.cli.main import main
-from fedtailor.client.private_steps import PrivateSteps
+from fedtailor.data.federation import Federation, Ragged
 from fedtailor.deployment.auditing import (
     AUDIT,
     _members,
@@ -19,7 +19,7 @@ from fedtailor.deployment.auditing import (
     read_audit,
     write_audit,
 )
-from fedtailor.federation import Federation, Ragged
+from fedtailor.engine.client.private_steps import PrivateSteps
 
 CLIENTS = 4
 

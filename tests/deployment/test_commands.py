@@ -11,7 +11,7 @@ import pytest
 import fedtailor as ft
 from deployment_helpers import NAMES, write_table
 from fedtailor.cli import main
-from fedtailor.storage.digests import with_digest
+from fedtailor.engine.storage.digests import with_digest
 
 
 @pytest.fixture

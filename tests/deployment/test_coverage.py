@@ -10,14 +10,14 @@ import pytest
 import fedtailor as ft
 from deployment_helpers import NAMES, write_table
 from fedtailor.cli.main import main
-from fedtailor.conformal import OWN_ROWS, conformal_rank, fit_temperature
 from fedtailor.deployment.calibration import calibration_at, calibration_of, notes
 from fedtailor.deployment.opening import models_at, open_run
 from fedtailor.deployment.predictions import predictions
-from fedtailor.report.coverage import coverage_table, coverages
-from fedtailor.report.stored import StoredRun
-from fedtailor.storage.calibration_file import CALIBRATION
-from fedtailor.storage.run_files import VALIDATION
+from fedtailor.engine.storage.calibration_file import CALIBRATION
+from fedtailor.engine.storage.run_files import VALIDATION
+from fedtailor.lab.results.coverage import coverage_table, coverages
+from fedtailor.lab.results.stored import StoredRun
+from fedtailor.statistics.conformal import OWN_ROWS, conformal_rank, fit_temperature
 
 
 @pytest.fixture(scope="module")

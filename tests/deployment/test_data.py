@@ -4,9 +4,9 @@ import numpy as np
 import polars as pl
 import pytest
 
-from fedtailor._files import file_digest
+from fedtailor._base.files import file_digest
+from fedtailor.data.tables import from_table
 from fedtailor.deployment.data import federation_of
-from fedtailor.tables import from_table
 
 
 @pytest.mark.parametrize("correlated", [True, False])

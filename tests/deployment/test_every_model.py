@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 import fedtailor as ft
-from fedtailor.experiments.texts import architecture_of_text
-from fedtailor.federation import from_arrays
+from fedtailor.data.federation import from_arrays
+from fedtailor.lab.experiments.option_text import architecture_of_text
 from fedtailor.models import (
     builders,
     cross_entropy,
     squared_error,
     token_cross_entropy,
 )
-from fedtailor.tasks import registered_losses
+from fedtailor.models.tasks import registered_losses
 
 MODELS = {
     "cnn": ("cnn", (12, 12, 1)),
@@ -84,7 +84,7 @@ from pathlib import Path
 import numpy as np
 
 import fedtailor as ft
-from fedtailor.experiments.texts import given_model
+from fedtailor.lab.experiments.option_text import given_model
 
 for folder in map(Path, sys.argv[1:]):
     text = folder / "model.txt"

@@ -9,8 +9,8 @@ import pytest
 
 import fedtailor as ft
 from deployment_helpers import BLOBS, NAMES
-from fedtailor.experiments import scenarios
-from fedtailor.storage import check
+from fedtailor.engine.storage import check
+from fedtailor.lab import scenarios
 
 FORGOTTEN = NAMES[0]
 

@@ -7,7 +7,7 @@ import pytest
 
 import fedtailor as ft
 from fedtailor.cli.main import main
-from fedtailor.deployment.giving import who_gives
+from fedtailor.deployment.contributions import who_gives
 from fedtailor.deployment.opening import open_run
 
 

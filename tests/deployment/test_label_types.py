@@ -10,7 +10,7 @@ import pytest
 
 import fedtailor as ft
 from fedtailor.cli import main
-from fedtailor.tables.target import TargetEncoding
+from fedtailor.data.tables.target import TargetEncoding
 
 ROWS = 60
 CODES = np.arange(ROWS) % 3  # the class of a row

@@ -9,10 +9,10 @@ import pytest
 
 import fedtailor as ft
 from fedtailor.deployment.onnx_export import export_onnx, onnx_model
+from fedtailor.engine.storage import PersonalModel, check
+from fedtailor.engine.training.binding import bind
 from fedtailor.models import squared_error
 from fedtailor.protocol import Mixture, NearestNeighbors
-from fedtailor.storage import PersonalModel, check
-from fedtailor.training.binding import bind
 
 onnx = pytest.importorskip("onnx", reason="the extra `onnx` is not installed")
 pytestmark = pytest.mark.extra

@@ -9,11 +9,12 @@ import pytest
 
 import fedtailor as ft
 from deployment_helpers import BLOBS, NAMES
-from fedtailor.experiments import scenarios
+from fedtailor.aggregation.pipelines import Cast, Clip
+from fedtailor.engine.training.spec import method_of_run, model_of_run, pipeline_of_run
+from fedtailor.lab import scenarios
 from fedtailor.models import Classification, logistic
-from fedtailor.pipelines import Cast, Clip
-from fedtailor.protocol import Algorithm, from_plain, to_plain
-from fedtailor.training.spec import method_of_run, model_of_run, pipeline_of_run
+from fedtailor.protocol import Algorithm
+from fedtailor.protocol.plain import from_plain, to_plain
 
 
 def equal(first, second):

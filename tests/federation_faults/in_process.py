@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedtailor.remote.transport import LoopbackTransport
-from fedtailor.storage.run_directory import MANIFEST, METRICS
+from fedtailor.engine.storage.run_directory import MANIFEST, METRICS
+from fedtailor.remote.wire.transport import LoopbackTransport
 from remote.jobs import NAMES, Clients
 
 ROUNDS = 4

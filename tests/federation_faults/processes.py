@@ -8,9 +8,9 @@ import time
 import numpy as np
 import polars as pl
 
+from fedtailor.engine.storage.run_directory import MANIFEST, METRICS
 from fedtailor.remote import demo
-from fedtailor.remote.processes import stop
-from fedtailor.storage.run_directory import MANIFEST, METRICS
+from fedtailor.remote.flower.processes import stop
 
 METHOD = '[method]\nuse = "ditto"\nsgd = { lr = 0.05, epochs = 1, batch_size = 32 }\n'
 KEYS = ["round", "client", "split", "metric"]

@@ -8,7 +8,7 @@ import pytest
 
 from federation_faults.in_process import KINDS, Trials
 from federation_faults.processes import campaign
-from fedtailor.remote.client_store import ClientStore
+from fedtailor.remote.client.store import ClientStore
 
 LOAD = ClientStore.load
 
@@ -28,7 +28,7 @@ def test_a_trial_notices_what_is_lost(trials, monkeypatch):
     last, whoever accepted it.
     """
     monkeypatch.setattr(
-        "fedtailor.remote.work.ClientStore.load",
+        "fedtailor.remote.client.round_requests.ClientStore.load",
         lambda store, state_round: (
             LOAD(store, max(store.rounds())) if store.rounds() else None
         ),

@@ -8,7 +8,7 @@ import pytest
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
-from fedtailor._tensors import TensorFile
+from fedtailor._base.tensors import TensorFile
 from fedtailor.models import (
     from_equinox,
     frozen,
@@ -22,7 +22,7 @@ from fedtailor.models import (
 from fedtailor.models.frozen_arrays import FrozenArrays, placed
 from fedtailor.models.frozen_network import Frozen
 from fedtailor.models.plain import model_from_plain, plain_model
-from fedtailor.protocol import to_plain
+from fedtailor.protocol.plain import to_plain
 
 SHAPE, CLASSES = (6,), 3
 X = jnp.asarray(np.random.default_rng(0).normal(size=(5, *SHAPE)), jnp.float32)

@@ -8,7 +8,7 @@ import fedtailor as ft
 from conformance.examples import example
 from conformance.problems import classification
 from fedtailor.aggregation.mix import mix, weighted_sums
-from fedtailor.federation import from_arrays
+from fedtailor.data.federation import from_arrays
 from fedtailor.models import Precision, logistic, mlp, resnet
 from fedtailor.protocol import Algorithm
 

@@ -10,9 +10,10 @@ import pytest
 from conformance.problems import train
 from fedtailor import models
 from fedtailor.algorithms import FedAvg
-from fedtailor.federation import Federation, Ragged
+from fedtailor.data.federation import Federation, Ragged
 from fedtailor.models.pytorch import OPERATIONS, operation
-from fedtailor.protocol import SGD, to_plain
+from fedtailor.protocol import SGD
+from fedtailor.protocol.plain import to_plain
 
 torch = pytest.importorskip(
     "torch", reason="PyTorch (the extra `torch`) is not installed"

@@ -5,9 +5,9 @@ import sys
 import pytest
 
 from fedtailor import models
+from fedtailor._base.entry_points import import_modules
 from fedtailor.models import registry
 from fedtailor.models.plain import architecture_of
-from fedtailor.protocol import import_modules
 
 
 def test_every_registered_model_is_one_a_file_can_name():

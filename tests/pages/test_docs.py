@@ -372,7 +372,7 @@ def test_trees_and_mixed_models(tmp_path, monkeypatch):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(160, 2)).astype(np.float32)
     y = x[:, 0] + 0.1 * rng.normal(size=160)
-    federation = fedtailor.federation.from_arrays(
+    federation = fedtailor.data.federation.from_arrays(
         x, y, np.repeat(["VA", "b", "c", "d"], 40), test=0.2, val=0.2
     )
     names = {"federation": federation}

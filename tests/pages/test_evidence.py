@@ -13,8 +13,8 @@ import polars as pl
 import pytest
 from filelock import FileLock
 
-from fedtailor.storage import DirectoryLock
-from fedtailor.storage.run_files import CHECKPOINT, METRICS, SUMMARY
+from fedtailor.engine.storage import DirectoryLock
+from fedtailor.engine.storage.run_files import CHECKPOINT, METRICS, SUMMARY
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "evidence.py"
 ROUNDS = 300

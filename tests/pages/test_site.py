@@ -57,11 +57,11 @@ def test_every_main_name_has_an_example(name):
 
 WITHOUT_EXAMPLE = {
     "aggregation": {"reporter_weights", "restrict_to_reporters"},
-    "decision": {"metric_interval"},
-    "executors": {"LockstepGroup", "TorchExecutor", "guest_executor"},
-    "storage": {"Checkpoints", "manifest"},
+    "statistics.decision": {"metric_interval"},
+    "engine.executors": {"LockstepGroup", "TorchExecutor", "newcomer_executor"},
+    "engine.storage": {"Checkpoints", "manifest"},
     "testing": {"check_algorithm"},
-    "trackers": {"MLflow", "TensorBoard", "WandB", "find_trackers"},
+    "lab.trackers": {"MLflow", "TensorBoard", "WandB", "find_trackers"},
 }
 """Package -> names that only programs inside fedtailor call, or that need a package
 that is not installed.
@@ -282,8 +282,8 @@ def test_schemas_refuse_what_they_do_not_name():
 def test_the_state_of_a_coordinator_is_what_its_schema_says():
     from dataclasses import fields
 
-    from fedtailor.remote.audit import ENTRIES
-    from fedtailor.remote.monitor import Status
+    from fedtailor.remote.client.audit import ENTRIES
+    from fedtailor.remote.server.monitor import Status
 
     names = {field.name for field in fields(Status)}
     assert set(schemas.CoordinatorStatus.model_fields) == names | {"running"}

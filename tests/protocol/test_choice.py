@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedtailor.protocol import check_choice, require_one_of
+from fedtailor._base.choice import check_choice, require_one_of
 
 NAMES = {"ucfl": 1, "fedavg": 2}
 

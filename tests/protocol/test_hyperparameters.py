@@ -5,8 +5,8 @@ says that it may be infinite.
 import numpy as np
 import pytest
 
+from fedtailor.aggregation.pipelines import Clip
 from fedtailor.algorithms import CFL, MOON, Ditto, FedALA, FedAvg
-from fedtailor.pipelines import Clip
 from fedtailor.protocol import SGD
 
 

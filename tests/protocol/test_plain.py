@@ -5,8 +5,10 @@ from dataclasses import dataclass
 import pytest
 
 import fedtailor as ft
-from fedtailor.pipelines import Clip, GaussianNoise
-from fedtailor.protocol import (
+from fedtailor.aggregation.pipelines import Clip, GaussianNoise
+from fedtailor.engine.training import Participation, Privacy, RunSpec
+from fedtailor.protocol.algorithm import Algorithm
+from fedtailor.protocol.plain import (
     ConfigError,
     RefusedSettings,
     configured,
@@ -15,8 +17,6 @@ from fedtailor.protocol import (
     parse,
     to_plain,
 )
-from fedtailor.protocol.algorithm import Algorithm
-from fedtailor.training import Participation, Privacy, RunSpec
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ def spec(**settings):
     "settings",
     [
         {},
-        {"seed": 3, "evaluate_every": 2, "until_still": True, "metrics": ("f1",)},
+        {"seed": 3, "evaluate_every": 2, "until_converged": True, "metrics": ("f1",)},
         {"participation": 2, "uplink": (Clip(0.5), GaussianNoise(1.0, norm=0.5))},
         {"participation": Participation(0.5, sampling="poisson")},
         {"privacy": Privacy(evaluate=False)},

@@ -4,16 +4,16 @@ remote executor.
 
 import numpy as np
 
-from fedtailor.federation import Federation, Ragged
+from fedtailor.data.federation import Federation, Ragged
+from fedtailor.engine.storage.export import load_models
+from fedtailor.engine.training import Training
 from fedtailor.protocol import drive
-from fedtailor.remote.client_store import ClientStore
-from fedtailor.remote.data_facts import RemoteData
-from fedtailor.remote.executor import RemoteExecutor, Rules, population_table
-from fedtailor.remote.plan import Plan
-from fedtailor.remote.transport import LoopbackTransport, Responder
-from fedtailor.remote.work import PERSONAL, RoundHandler
-from fedtailor.storage.export import load_models
-from fedtailor.training import Training
+from fedtailor.remote.client.round_requests import PERSONAL, RoundHandler
+from fedtailor.remote.client.store import ClientStore
+from fedtailor.remote.job.data_facts import RemoteData
+from fedtailor.remote.job.plan import Plan
+from fedtailor.remote.server.executor import RemoteExecutor, Rules, population_table
+from fedtailor.remote.wire.transport import LoopbackTransport, Responder
 
 EXPERIMENT = "experiment of a test"
 

@@ -15,7 +15,7 @@ import itertools
 
 import numpy as np
 
-from fedtailor.tables.encoding import MIN_ROWS
+from fedtailor.data.tables.encoding import MIN_ROWS
 
 STEP = 1e-6
 """Of a difference, in standard deviations of the column."""

@@ -7,17 +7,17 @@ from dataclasses import replace
 import numpy as np
 import polars as pl
 
-from fedtailor.client.pool import client_split_sizes
-from fedtailor.remote.client_store import ClientStore
-from fedtailor.remote.coordinate import coordinate
-from fedtailor.remote.examples import federation_from_rows
-from fedtailor.remote.job import read_job
-from fedtailor.remote.plan import plan_of
+from fedtailor.engine.client.pool import client_split_sizes
+from fedtailor.engine.storage.export import load_models
+from fedtailor.remote.client.round_requests import PERSONAL, RoundHandler
+from fedtailor.remote.client.store import ClientStore
+from fedtailor.remote.job.examples import federation_from_rows
+from fedtailor.remote.job.job import read_job
+from fedtailor.remote.job.plan import plan_of
+from fedtailor.remote.job.table import read_rows
+from fedtailor.remote.server.coordinate import coordinate
 from fedtailor.remote.simulation import simulate_job
-from fedtailor.remote.table import read_rows
-from fedtailor.remote.transport import LoopbackTransport, Responder
-from fedtailor.remote.work import PERSONAL, RoundHandler
-from fedtailor.storage.export import load_models
+from fedtailor.remote.wire.transport import LoopbackTransport, Responder
 
 JOB = """title = "wards"
 [coordinator]

@@ -9,16 +9,16 @@ import re
 import numpy as np
 import polars as pl
 
-from fedtailor.remote.client_store import ClientStore
-from fedtailor.remote.coordinate import coordinate
-from fedtailor.remote.job import read_job
-from fedtailor.remote.job_work import JobHandler
+from fedtailor.remote.client.store import ClientStore
+from fedtailor.remote.client.table_requests import JobHandler
+from fedtailor.remote.job.job import read_job
+from fedtailor.remote.server.coordinate import coordinate
 from fedtailor.remote.service import (
     Connection,
     agree_on_preprocessing,
     wait_for_clients,
 )
-from fedtailor.remote.transport import LoopbackTransport, Responder
+from fedtailor.remote.wire.transport import LoopbackTransport, Responder
 
 NAMES = ("a", "b", "c", "d", "e")
 SEEN = NAMES[:4]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from fedtailor.remote.request_kind import TABLE_TASKS, TASKS
+from fedtailor.remote.wire.request_kind import TABLE_TASKS, TASKS
 
 NUMBERS = [-(10**300), -2, -1, 0, 1, 3, 10**6, 2**31 - 1, 2**31, 2**60, 10**300]
 TEXTS = ["", "x" * 64, "../../etc/passwd", "\x1b[2J\nclient a: forged", "\ud800", "é"]

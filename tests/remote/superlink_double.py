@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from fedtailor.remote.flower import wrap
+from fedtailor.remote.flower.common import wrap
 
 
 class SuperLink:

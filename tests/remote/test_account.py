@@ -7,15 +7,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedtailor.accounting.privacy import sampled_gaussian_epsilon, sgd_epsilon
-from fedtailor.remote.account import (
+from fedtailor.aggregation.accounting.privacy import (
+    sampled_gaussian_epsilon,
+    sgd_epsilon,
+)
+from fedtailor.remote.client.account import (
     ACCOUNT,
     ClientAccount,
     Release,
     digest_of,
 )
-from fedtailor.remote.messages import Request
-from fedtailor.remote.refusals import Refusal, Refused
+from fedtailor.remote.wire.messages import Request
+from fedtailor.remote.wire.refusals import Refusal, Refused
 from remote.test_noise_over_machines import KINDS, released, remote, sent_models
 
 

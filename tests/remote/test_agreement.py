@@ -13,11 +13,11 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from fedtailor.remote.agreement import check_column_sums, check_inputs, check_scale
-from fedtailor.remote.job import Schema
-from fedtailor.remote.statistics import Statistics
-from fedtailor.remote.table import ClientExamples
-from fedtailor.tables.sums import ColumnSums, InputSums
+from fedtailor.data.tables.sums import ColumnSums, InputSums
+from fedtailor.remote.job.agreement import check_column_sums, check_inputs, check_scale
+from fedtailor.remote.job.job import Schema
+from fedtailor.remote.job.statistics import Statistics
+from fedtailor.remote.job.table import ClientExamples
 
 SCHEMA = Schema(
     target="y",

@@ -9,14 +9,14 @@ import pytest
 
 from fedtailor.cli import main
 from fedtailor.remote import audit
-from fedtailor.remote.audit import AUDIT, REPEATED, AuditLog, read_audit
-from fedtailor.remote.messages import (
+from fedtailor.remote.client.audit import AUDIT, REPEATED, AuditLog, read_audit
+from fedtailor.remote.wire.messages import (
     Request,
     decode_reply,
     encode_request,
 )
-from fedtailor.remote.refusals import Refusal, Refused
-from fedtailor.remote.transport import Responder
+from fedtailor.remote.wire.refusals import Refusal, Refused
+from fedtailor.remote.wire.transport import Responder
 
 TASKS = ("client", "hello")
 
@@ -151,7 +151,7 @@ def test_a_line_that_was_torn_by_a_power_cut_hides_no_other(tmp_path):
 def kit(tmp_path):
     pytest.importorskip("cryptography", reason="keys are made with `cryptography`")
     pytest.importorskip("flwr", reason="federations of machines need Flower")
-    from fedtailor.remote.kit import make_federation
+    from fedtailor.remote.keys.kit import make_federation
 
     make_federation(tmp_path / "wards", ["north", "south"], address="127.0.0.1:9092")
     kit = tmp_path / "wards" / "kits" / "north"

@@ -7,7 +7,27 @@ import numpy as np
 import polars as pl
 import pytest
 
-from fedtailor.boosting import (
+from fedtailor.cli import main
+from fedtailor.engine.storage.export import load_models
+from fedtailor.remote.client.policy import Policy
+from fedtailor.remote.client.round_requests import PERSONAL
+from fedtailor.remote.job.examples import federation_from_rows
+from fedtailor.remote.server.boosting import SHARED, TREES, UNDER_WAY, boost_clients
+from fedtailor.remote.service import (
+    Connection,
+    agree_on_preprocessing,
+    wait_for_clients,
+)
+from fedtailor.remote.wire.boosting import BOOST, most_steps, read_steps
+from fedtailor.remote.wire.messages import (
+    decode_reply,
+    decode_request,
+    encode_request,
+)
+from fedtailor.remote.wire.refusals import Refusal
+from fedtailor.remote.wire.secure_sums import KEYS
+from fedtailor.remote.wire.transport import LoopbackTransport, TooFewClients
+from fedtailor.statistics.boosting import (
     BoostedModel,
     BoostingProgress,
     BoostingRows,
@@ -16,26 +36,6 @@ from fedtailor.boosting import (
     save_boosted,
     save_progress,
 )
-from fedtailor.cli import main
-from fedtailor.remote.boosting_server import SHARED, TREES, UNDER_WAY, boost_clients
-from fedtailor.remote.boosting_wire import BOOST, most_steps, read_steps
-from fedtailor.remote.examples import federation_from_rows
-from fedtailor.remote.messages import (
-    decode_reply,
-    decode_request,
-    encode_request,
-)
-from fedtailor.remote.policy import Policy
-from fedtailor.remote.refusals import Refusal
-from fedtailor.remote.secure_sums import KEYS
-from fedtailor.remote.service import (
-    Connection,
-    agree_on_preprocessing,
-    wait_for_clients,
-)
-from fedtailor.remote.transport import LoopbackTransport, TooFewClients
-from fedtailor.remote.work import PERSONAL
-from fedtailor.storage.export import load_models
 from remote.jobs import NAMES, Clients
 from remote.marked import SEEN, MarkedClients
 

@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 
 from fedtailor.remote import coordinate as coordinating
-from fedtailor.remote.audit import read_audit
-from fedtailor.remote.client import account_of, responder_of
-from fedtailor.remote.client_store import ClientStore
-from fedtailor.remote.job import read_job
-from fedtailor.remote.kit import Kit
-from fedtailor.remote.messages import Request, decode_reply, encode_request
-from fedtailor.remote.plan import plan_of
-from fedtailor.remote.policy import POLICY
-from fedtailor.remote.refusals import Refusal
-from fedtailor.remote.run_log import RunLog
-from fedtailor.remote.secure_sums import KEYS, SHARES, STAGES, SUM
+from fedtailor.remote.client.audit import read_audit
+from fedtailor.remote.client.client import account_of, responder_of
+from fedtailor.remote.client.policy import POLICY
+from fedtailor.remote.client.store import ClientStore
+from fedtailor.remote.job.job import read_job
+from fedtailor.remote.job.plan import plan_of
+from fedtailor.remote.keys.kit import Kit
+from fedtailor.remote.wire.messages import Request, decode_reply, encode_request
+from fedtailor.remote.wire.refusals import Refusal
+from fedtailor.remote.wire.run_log import RunLog
+from fedtailor.remote.wire.secure_sums import KEYS, SHARES, STAGES, SUM
 from remote.jobs import JOB, NAMES, Clients
 from remote.test_coordinate import Dies
 

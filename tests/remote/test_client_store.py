@@ -12,13 +12,13 @@ import time
 import numpy as np
 import pytest
 
-from fedtailor.remote.client_store import ClientStore
+from fedtailor.remote.client.store import ClientStore
 
 WRITER = """
 import sys
 from pathlib import Path
 import numpy as np
-from fedtailor.remote.client_store import ClientStore
+from fedtailor.remote.client.store import ClientStore
 
 with ClientStore(Path(sys.argv[1]), "experiment") as store:
     first = max(store.rounds(), default=-1) + 1

@@ -11,14 +11,14 @@ import pytest
 from conformance.examples import PLAIN
 from fedtailor.algorithms import UCFL
 from fedtailor.deployment import open_run
-from fedtailor.remote.coordinate import coordinate
-from fedtailor.remote.examples import federation_from_rows, split_client_rows
-from fedtailor.remote.messages import decode_reply, decode_request
-from fedtailor.remote.rounds import RemoteTraining
-from fedtailor.remote.transport import LoopbackTransport, TooFewClients
-from fedtailor.storage.run_directory import METRICS, SUMMARY
+from fedtailor.engine.storage.run_directory import METRICS, SUMMARY
+from fedtailor.engine.training import Callback
+from fedtailor.remote.job.examples import federation_from_rows, split_client_rows
+from fedtailor.remote.server.coordinate import coordinate
+from fedtailor.remote.server.rounds import RemoteTraining
+from fedtailor.remote.wire.messages import decode_reply, decode_request
+from fedtailor.remote.wire.transport import LoopbackTransport, TooFewClients
 from fedtailor.testing.problems import classification, softmax_model
-from fedtailor.training import Callback
 from remote.federations import Remote
 from remote.jobs import NAMES, Clients
 

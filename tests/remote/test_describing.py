@@ -6,10 +6,15 @@ import numpy as np
 import polars as pl
 import pytest
 
-from fedtailor.accounting.privacy import composed_epsilon, gaussian_multiplier
+from fedtailor.aggregation.accounting.privacy import (
+    composed_epsilon,
+    gaussian_multiplier,
+)
 from fedtailor.cli import main
-from fedtailor.remote.account import DESCRIBE, ClientAccount
-from fedtailor.remote.describing import (
+from fedtailor.data.tables.description import describe_columns
+from fedtailor.data.tables.encoding import MIN_ROWS
+from fedtailor.remote.client.account import DESCRIBE, ClientAccount
+from fedtailor.remote.client.describing import (
     ANSWER,
     NOISY,
     Question,
@@ -19,13 +24,11 @@ from fedtailor.remote.describing import (
     stored_description,
     what_is_sent,
 )
-from fedtailor.remote.messages import Request, decode_reply, encode_request
-from fedtailor.remote.policy import Policy
-from fedtailor.remote.refusals import Refusal, Refused
-from fedtailor.remote.statistics import Statistics, as_array
-from fedtailor.remote.transport import TooFewClients
-from fedtailor.tables.description import describe_columns
-from fedtailor.tables.encoding import MIN_ROWS
+from fedtailor.remote.client.policy import Policy
+from fedtailor.remote.job.statistics import Statistics, as_array
+from fedtailor.remote.wire.messages import Request, decode_reply, encode_request
+from fedtailor.remote.wire.refusals import Refusal, Refused
+from fedtailor.remote.wire.transport import TooFewClients
 from remote.marked import NAMES, SEEN, MarkedClients
 from remote.raw_messages import Raw, hostile
 

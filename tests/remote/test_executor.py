@@ -11,15 +11,15 @@ import pytest
 
 from conformance.examples import example
 from fedtailor import models
-from fedtailor.accounting import Ledger
+from fedtailor.aggregation.accounting import Ledger
 from fedtailor.algorithms import DAPPER, FedMD, Then
 from fedtailor.algorithms.dapper import sampler
-from fedtailor.executors import Settings
+from fedtailor.engine.executors import Settings
+from fedtailor.engine.runs import simulate
+from fedtailor.engine.storage.checkpoint import load_tree, save_tree
 from fedtailor.protocol import Algorithm
-from fedtailor.remote.messages import decode_reply, decode_request
-from fedtailor.remote.transport import LoopbackTransport, TooFewClients
-from fedtailor.runs import simulate
-from fedtailor.storage.checkpoint import load_tree, save_tree
+from fedtailor.remote.wire.messages import decode_reply, decode_request
+from fedtailor.remote.wire.transport import LoopbackTransport, TooFewClients
 from fedtailor.testing.conformance import participation_of
 from fedtailor.testing.problems import classification, predictors, softmax_model
 from remote.federations import Remote

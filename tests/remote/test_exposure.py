@@ -6,10 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedtailor.remote.examples import federation_from_rows
-from fedtailor.remote.exposure import Exposure, exposure_of
-from fedtailor.remote.plan import plan_of
-from fedtailor.remote.refusals import Refusal, Refused
+from fedtailor.remote.job.examples import federation_from_rows
+from fedtailor.remote.job.exposure import Exposure, exposure_of
+from fedtailor.remote.job.plan import plan_of
+from fedtailor.remote.wire.refusals import Refusal, Refused
 from remote.identification import identified
 from remote.jobs import Clients
 

@@ -15,14 +15,14 @@ pytest.importorskip(
     "cryptography", reason="keys are made with `cryptography` (extra flower)"
 )
 
+from fedtailor.engine.storage.diagnostics import read_diagnostics
+from fedtailor.engine.storage.run_directory import LEDGER, METRICS
+from fedtailor.engine.storage.run_files import ANSWERS
 from fedtailor.remote import demo
-from fedtailor.remote.flower import require_flower
-from fedtailor.remote.job import read_job
-from fedtailor.remote.kit import JOB
-from fedtailor.remote.plan import plan_of
-from fedtailor.storage.diagnostics import read_diagnostics
-from fedtailor.storage.run_directory import LEDGER, METRICS
-from fedtailor.storage.run_files import ANSWERS
+from fedtailor.remote.flower.common import require_flower
+from fedtailor.remote.job.job import read_job
+from fedtailor.remote.job.plan import plan_of
+from fedtailor.remote.keys.kit import JOB
 
 require_flower()  # sets Flower's environment before its first import
 pytestmark = [

@@ -10,15 +10,15 @@ import pytest
 
 from fedtailor.cli import main
 from fedtailor.remote import flower, flower_client
-from fedtailor.remote.flower_client import (
+from fedtailor.remote.flower.client import (
     Disconnected,
     FleetConnection,
     answer_messages,
 )
-from fedtailor.remote.keys import make_authority, make_client_key
-from fedtailor.remote.messages import Request, decode_reply, encode_request
-from fedtailor.remote.refusals import Refusal
-from fedtailor.remote.run_log import RunLog
+from fedtailor.remote.keys.keys import make_authority, make_client_key
+from fedtailor.remote.wire.messages import Request, decode_reply, encode_request
+from fedtailor.remote.wire.refusals import Refusal
+from fedtailor.remote.wire.run_log import RunLog
 
 
 @pytest.mark.parametrize(
@@ -324,7 +324,7 @@ def test_all_parts_of_a_message_are_bounded_together():
     )
     import httpx
 
-    from fedtailor.remote.bounded_http import BoundedTransport, Budget, TooLarge
+    from fedtailor.remote.flower.bounded_http import BoundedTransport, Budget, TooLarge
 
     part = httpx.MockTransport(lambda request: httpx.Response(200, content=bytes(100)))
     budget = Budget(250)

@@ -13,21 +13,21 @@ import pytest
 pytest.importorskip("flwr", reason="federations of machines need Flower (extra flower)")
 
 from fedtailor.remote import flower
-from fedtailor.remote.audit import read_audit
-from fedtailor.remote.client import account_of
-from fedtailor.remote.kit import make_federation, read_kit
-from fedtailor.remote.messages import (
+from fedtailor.remote.client.audit import read_audit
+from fedtailor.remote.client.client import account_of
+from fedtailor.remote.client.policy import POLICY
+from fedtailor.remote.job.plan import plan_of
+from fedtailor.remote.keys.kit import make_federation, read_kit
+from fedtailor.remote.wire.messages import (
     ArraySpec,
     Request,
     decode_reply,
     encode_request,
 )
-from fedtailor.remote.plan import plan_of
-from fedtailor.remote.policy import POLICY
-from fedtailor.remote.refusals import Refusal
-from fedtailor.remote.releases import RELEASE
-from fedtailor.remote.request_kind import TABLE_TASKS
-from fedtailor.remote.wire import WORK, WORK_SPEC
+from fedtailor.remote.wire.refusals import Refusal
+from fedtailor.remote.wire.releases import RELEASE
+from fedtailor.remote.wire.request_kind import TABLE_TASKS
+from fedtailor.remote.wire.wire import WORK, WORK_SPEC
 from remote.jobs import JOB, Clients
 
 flower.require_flower()  # sets Flower's environment before its first import
@@ -154,10 +154,10 @@ SUPERNODE = (
 def test_under_flowers_own_supernode_the_policy_holds(tmp_path, monkeypatch):
     """A process that Flower starts for each message runs the app that a server sends."""
     from fedtailor.remote import flower_server
-    from fedtailor.remote.flower_server import GridTransport, KeyDirectory, open_grid
-    from fedtailor.remote.kit import COORDINATOR
-    from fedtailor.remote.processes import free_port, running_superlink, stop
-    from fedtailor.remote.transport import send_and_receive
+    from fedtailor.remote.flower.processes import free_port, running_superlink, stop
+    from fedtailor.remote.flower.server import GridTransport, KeyDirectory, open_grid
+    from fedtailor.remote.keys.kit import COORDINATOR
+    from fedtailor.remote.wire.transport import send_and_receive
 
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flower"))

@@ -7,7 +7,7 @@ import pytest
 
 import fedtailor
 from fedtailor.remote import flower_internals
-from fedtailor.remote.flower_internals import INTERNALS
+from fedtailor.remote.flower.internals import INTERNALS
 
 PUBLIC = {"flwr.app", "flwr.clientapp", "flwr.serverapp"}
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from conformance.examples import PLAIN, example
+from fedtailor.aggregation.pipelines import Clip, GaussianNoise, Quantize, TopK
 from fedtailor.algorithms import IFCA, UCFL, FedAvg
-from fedtailor.pipelines import Clip, GaussianNoise, Quantize, TopK
-from fedtailor.remote.messages import decode_reply, decode_request, encode_reply
-from fedtailor.remote.transport import LoopbackTransport
+from fedtailor.remote.wire.messages import decode_reply, decode_request, encode_reply
+from fedtailor.remote.wire.transport import LoopbackTransport
 from fedtailor.testing.problems import classification, softmax_model
 from remote.federations import Remote
 from remote.jobs import NAMES, Clients
@@ -182,7 +182,7 @@ def test_an_index_of_a_model_that_was_not_sent_is_refused(value, tmp_path):
     ],
 )
 def test_a_probe_is_checked_like_a_round(name, value, tmp_path):
-    from fedtailor.remote.transport import TooFewClients
+    from fedtailor.remote.wire.transport import TooFewClients
 
     clients = classification(4)
     ours = Remote(UCFL(sgd=PLAIN, warm=0), clients, softmax_model("float32"), tmp_path)

@@ -11,13 +11,13 @@ from safetensors import SafetensorError
 
 from fedtailor.aggregation.secure_sums import SecureSums
 from fedtailor.remote import request_size
-from fedtailor.remote.client_store import ClientStore
-from fedtailor.remote.messages import Request, decode_reply
-from fedtailor.remote.refusals import Refusal, Refused
-from fedtailor.remote.request_size import check_size
-from fedtailor.remote.secure_sums import KEYS, MAX_NEIGHBOURS, SHARES, SUM
-from fedtailor.remote.sum_client import SecureSumClient
-from fedtailor.remote.vector_cache import vector_digest
+from fedtailor.remote.client.store import ClientStore
+from fedtailor.remote.sums.client import SecureSumClient
+from fedtailor.remote.wire.messages import Request, decode_reply
+from fedtailor.remote.wire.refusals import Refusal, Refused
+from fedtailor.remote.wire.request_size import check_size
+from fedtailor.remote.wire.secure_sums import KEYS, MAX_NEIGHBOURS, SHARES, SUM
+from fedtailor.remote.wire.vector_cache import vector_digest
 from remote.marked import ROUNDS, MarkedClients
 from remote.raw_messages import Raw
 

@@ -8,10 +8,10 @@ import numpy as np
 import polars as pl
 import pytest
 
-from fedtailor.remote.account import ClientAccount
-from fedtailor.remote.describing import Describer
-from fedtailor.remote.job import Schema
-from fedtailor.remote.statistics import ClientTable
+from fedtailor.remote.client.account import ClientAccount
+from fedtailor.remote.client.describing import Describer
+from fedtailor.remote.job.job import Schema
+from fedtailor.remote.job.statistics import ClientTable
 from remote.identification import (
     identified,
     real_numbers,

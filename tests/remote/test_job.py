@@ -9,10 +9,10 @@ import pytest
 from fedtailor.algorithms import FineTune
 from fedtailor.models import mlp
 from fedtailor.protocol import SGD
-from fedtailor.remote.job import read_job, split_address
-from fedtailor.remote.job_template import template
+from fedtailor.remote.job.job import read_job, split_address
+from fedtailor.remote.job.job_template import template
+from fedtailor.remote.job.table import read_rows
 from fedtailor.remote.service import check_client_count
-from fedtailor.remote.table import read_rows
 
 TEXT = template("wards", "coordinator.example.org:9092", 4)
 

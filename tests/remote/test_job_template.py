@@ -3,9 +3,9 @@
 import polars as pl
 import pytest
 
-from fedtailor.remote.job import read_job
-from fedtailor.remote.job_template import EXAMPLE, columns_of, template
-from fedtailor.remote.policy import Policy
+from fedtailor.remote.client.policy import Policy
+from fedtailor.remote.job.job import read_job
+from fedtailor.remote.job.job_template import EXAMPLE, columns_of, template
 
 ROWS = 40
 

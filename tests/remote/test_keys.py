@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509 import verification
 
-from fedtailor.remote.keys import (
+from fedtailor.remote.keys.keys import (
     check_secret,
     make_authority,
     make_client_key,

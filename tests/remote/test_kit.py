@@ -14,9 +14,9 @@ pytest.importorskip(
 )
 pytest.importorskip("flwr", reason="federations of machines need Flower (extra flower)")
 
+from fedtailor.remote.client.policy import POLICY
 from fedtailor.remote.demo import OPEN_POLICY
-from fedtailor.remote.kit import make_federation, read_kit, read_public_keys
-from fedtailor.remote.policy import POLICY
+from fedtailor.remote.keys.kit import make_federation, read_kit, read_public_keys
 
 
 @pytest.fixture(scope="module")
@@ -184,8 +184,8 @@ def test_other_commands_say_what_is_missing(federation, tmp_path, capsys):
 
 def test_fedtailor_and_its_help_import_no_flower():
     code = (
-        "import sys, fedtailor, fedtailor.remote.job, fedtailor.remote.transport,"
-        " fedtailor.remote.kit\nfrom fedtailor.cli import main\nassert"
+        "import sys, fedtailor, fedtailor.remote.job.job, fedtailor.remote.wire.transport,"
+        " fedtailor.remote.keys.kit\nfrom fedtailor.cli import main\nassert"
         " main(['federation', '--help']) == 0\nassert not {'flwr', 'cryptography'} &"
         " set(sys.modules), 'imported'"
     )

@@ -13,14 +13,14 @@ import polars as pl
 import pytest
 
 from fedtailor.cli.main import main
+from fedtailor.engine.storage import Interrupted
+from fedtailor.engine.storage.run_files import ANSWERS, METRICS, read_frame
+from fedtailor.engine.training import Callback
 from fedtailor.protocol import Diverged
-from fedtailor.remote.job import read_job
-from fedtailor.remote.messages import decode_reply, decode_request
+from fedtailor.remote.job.job import read_job
 from fedtailor.remote.service import check_client_count
-from fedtailor.remote.transport import LoopbackTransport, TooFewClients
-from fedtailor.storage import Interrupted
-from fedtailor.storage.run_files import ANSWERS, METRICS, read_frame
-from fedtailor.training import Callback
+from fedtailor.remote.wire.messages import decode_reply, decode_request
+from fedtailor.remote.wire.transport import LoopbackTransport, TooFewClients
 from remote.jobs import NAMES, Clients
 
 LATE = "late = { buffer = %d }"

@@ -7,8 +7,12 @@ import time
 import numpy as np
 import pytest
 
-from fedtailor.remote.messages import ArraySpec, Request
-from fedtailor.remote.transport import LoopbackTransport, Responder, send_and_receive
+from fedtailor.remote.wire.messages import ArraySpec, Request
+from fedtailor.remote.wire.transport import (
+    LoopbackTransport,
+    Responder,
+    send_and_receive,
+)
 
 MODEL = 44_426
 SPECS = {"model": ArraySpec((MODEL,), "float32")}

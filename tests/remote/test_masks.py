@@ -11,7 +11,7 @@ pytest.importorskip(
 pytest.importorskip("Crypto", reason="secure sums need PyCryptodome (extra flower)")
 
 from fedtailor.aggregation.secure_sums import FixedPoint
-from fedtailor.remote.masks import (
+from fedtailor.remote.sums.masks import (
     KeyPair,
     combine_shares,
     commitment,

@@ -9,25 +9,25 @@ import pytest
 PROGRAM = """
 import sys
 from fedtailor.cli.commands import federation
-from fedtailor._memory import save_memory
+from fedtailor._base.memory import save_memory
 save_memory()
 from importlib.util import find_spec
 from pathlib import Path
 import numpy as np
 import fedtailor.remote.service
 if find_spec("flwr") is not None:
-    import fedtailor.remote.flower
-    fedtailor.remote.flower.require_flower()
+    import fedtailor.remote.flower.common
+    fedtailor.remote.flower.common.require_flower()
     import flwr.app
     from flwr.supernode.fleet_http_client import FleetHttpClient
 from fedtailor import models
 from fedtailor.algorithms import UCFL
-from fedtailor.federation import Federation, Ragged
+from fedtailor.data.federation import Federation, Ragged
 from fedtailor.protocol import SGD
-from fedtailor.remote.client_store import ClientStore
-from fedtailor.remote.messages import Request
-from fedtailor.remote.plan import Plan
-from fedtailor.remote.work import RoundHandler
+from fedtailor.remote.client.store import ClientStore
+from fedtailor.remote.wire.messages import Request
+from fedtailor.remote.job.plan import Plan
+from fedtailor.remote.client.round_requests import RoundHandler
 
 rng = np.random.default_rng(0)
 parts = {"train": slice(0, 160), "val": slice(160, 180), "test": slice(180, 200)}

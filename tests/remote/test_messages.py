@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from safetensors.numpy import save
 
-from fedtailor.remote.messages import (
+from fedtailor.remote.wire.messages import (
     ArraySpec,
     Reply,
     Request,
@@ -23,7 +23,7 @@ from fedtailor.remote.messages import (
     encode_reply,
     encode_request,
 )
-from fedtailor.remote.refusals import Refusal
+from fedtailor.remote.wire.refusals import Refusal
 
 MODEL = np.arange(12, dtype=np.float32)
 REQUEST = Request(

@@ -5,9 +5,9 @@ from importlib.metadata import EntryPoint
 
 import pytest
 
-from fedtailor.protocol import Algorithm, to_plain
-from fedtailor.protocol.plain import from_plain
-from fedtailor.remote.job import read_job
+from fedtailor.protocol import Algorithm
+from fedtailor.protocol.plain import from_plain, to_plain
+from fedtailor.remote.job.job import read_job
 from remote.jobs import JOB
 
 THEIRS = """
@@ -32,7 +32,7 @@ def job(tmp_path, monkeypatch):
         value = "theirs_outside:Theirs"
         return [EntryPoint("theirs", value, group)] if is_theirs else []
 
-    monkeypatch.setattr("fedtailor.protocol.entry_points.entry_points", entry_points)
+    monkeypatch.setattr("fedtailor._base.entry_points.entry_points", entry_points)
 
     def read(lines="", method="theirs"):
         text = JOB.format(method=method, model="", rounds=2, rest="")

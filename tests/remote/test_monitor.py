@@ -9,14 +9,14 @@ import urllib.request
 import pytest
 
 from fedtailor.cli import main
-from fedtailor.remote.monitor import (
+from fedtailor.remote.server.monitor import (
     STATUS,
     Monitor,
     Status,
     monitor_server,
     read_status,
 )
-from fedtailor.remote.run_log import RunLog
+from fedtailor.remote.wire.run_log import RunLog
 from remote.jobs import NAMES, Clients
 
 # lines of a log

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from fedtailor import models
-from fedtailor.accounting.privacy import composed_epsilon
+from fedtailor.aggregation.accounting.privacy import composed_epsilon
+from fedtailor.aggregation.pipelines import Clip, GaussianNoise
 from fedtailor.algorithms import MRMTL, FedAvg
-from fedtailor.pipelines import Clip, GaussianNoise
 from fedtailor.protocol import SGD
-from fedtailor.remote.account import ACCOUNT, ClientAccount
-from fedtailor.remote.messages import Request, decode_reply, encode_request
+from fedtailor.remote.client.account import ACCOUNT, ClientAccount
+from fedtailor.remote.wire.messages import Request, decode_reply, encode_request
 from fedtailor.testing import classification
 from remote.federations import EXPERIMENT, Remote
 

@@ -8,14 +8,14 @@ import polars as pl
 import pytest
 
 from fedtailor.remote import job_work, service
-from fedtailor.remote.client_store import ClientStore
-from fedtailor.remote.job import read_job
-from fedtailor.remote.job_work import JobHandler
-from fedtailor.remote.messages import Request, decode_reply, encode_request
-from fedtailor.remote.origin import Origin, Origins
-from fedtailor.remote.releases import RELEASE, talk
+from fedtailor.remote.client.store import ClientStore
+from fedtailor.remote.client.table_requests import JobHandler
+from fedtailor.remote.job.job import read_job
 from fedtailor.remote.service import Connection, Greeter, share_note, wait_for_clients
-from fedtailor.remote.transport import LoopbackTransport, Responder, TooFewClients
+from fedtailor.remote.wire.fingerprints import Origin, Origins
+from fedtailor.remote.wire.messages import Request, decode_reply, encode_request
+from fedtailor.remote.wire.releases import RELEASE, talk
+from fedtailor.remote.wire.transport import LoopbackTransport, Responder, TooFewClients
 from remote.jobs import NAMES, Clients
 
 

@@ -9,13 +9,13 @@ import polars as pl
 import pytest
 
 from fedtailor.cli import main
-from fedtailor.conformal import conformal_rank
-from fedtailor.remote.examples import federation_from_rows
-from fedtailor.remote.plan import plan_of
-from fedtailor.remote.statistics import read_table
-from fedtailor.remote.work import PERSONAL
-from fedtailor.storage.calibration_file import CALIBRATION, read_calibration
-from fedtailor.storage.export import load_models
+from fedtailor.engine.storage.calibration_file import CALIBRATION, read_calibration
+from fedtailor.engine.storage.export import load_models
+from fedtailor.remote.client.round_requests import PERSONAL
+from fedtailor.remote.job.examples import federation_from_rows
+from fedtailor.remote.job.plan import plan_of
+from fedtailor.remote.job.statistics import read_table
+from fedtailor.statistics.conformal import conformal_rank
 from remote.test_survival_and_windows import NAMES, SURVIVAL, Clients, patients
 
 JOB = """[coordinator]

@@ -7,17 +7,17 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from fedtailor.remote.job import read_job
-from fedtailor.remote.messages import Request
-from fedtailor.remote.policy import (
+from fedtailor.remote.client.policy import (
     POLICY,
     Policy,
     default_policy_note,
     read_policy,
     write_policy,
 )
-from fedtailor.remote.refusals import Refusal, Refused
-from fedtailor.remote.secure_sums import SHARES, STAGES, SUM, VECTORS
+from fedtailor.remote.job.job import read_job
+from fedtailor.remote.wire.messages import Request
+from fedtailor.remote.wire.refusals import Refusal, Refused
+from fedtailor.remote.wire.secure_sums import SHARES, STAGES, SUM, VECTORS
 
 JOB = """
 [coordinator]

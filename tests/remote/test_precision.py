@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from fedtailor.remote.job import read_job
+from fedtailor.remote.job.job import read_job
 from remote.jobs import NAMES, Clients
 
 HALF = 'precision = "bfloat16"'

@@ -23,18 +23,18 @@ pytest.importorskip(
 import httpx
 
 from fedtailor.remote import flower_server
+from fedtailor.remote.client.policy import POLICY
 from fedtailor.remote.demo import OPEN_POLICY
-from fedtailor.remote.flower import require_flower
-from fedtailor.remote.flower_client import FleetConnection, KeyRefused
-from fedtailor.remote.flower_server import KeyDirectory
-from fedtailor.remote.job import read_job
-from fedtailor.remote.keys import make_authority, make_client_key
-from fedtailor.remote.kit import make_federation, read_kit, revoke
-from fedtailor.remote.messages import ArraySpec, Request
-from fedtailor.remote.policy import POLICY
-from fedtailor.remote.processes import free_port, running_superlink, stop
+from fedtailor.remote.flower.client import FleetConnection, KeyRefused
+from fedtailor.remote.flower.common import require_flower
+from fedtailor.remote.flower.processes import free_port, running_superlink, stop
+from fedtailor.remote.flower.server import KeyDirectory
+from fedtailor.remote.job.job import read_job
+from fedtailor.remote.keys.keys import make_authority, make_client_key
+from fedtailor.remote.keys.kit import make_federation, read_kit, revoke
 from fedtailor.remote.service import connected, wait_for_clients
-from fedtailor.remote.transport import TooFewClients, send_and_receive
+from fedtailor.remote.wire.messages import ArraySpec, Request
+from fedtailor.remote.wire.transport import TooFewClients, send_and_receive
 
 require_flower()  # sets Flower's environment before its first import
 pytestmark = [
@@ -63,7 +63,7 @@ CLIENT = """
 import sys, time
 from pathlib import Path
 import numpy as np
-from fedtailor.remote.kit import read_kit
+from fedtailor.remote.keys.kit import read_kit
 from fedtailor.remote.service import join
 
 def make_handler(kit, rows, store):
@@ -83,9 +83,9 @@ COORDINATOR = """
 import sys, time
 from pathlib import Path
 import numpy as np
-from fedtailor.remote.messages import ArraySpec, Request
+from fedtailor.remote.wire.messages import ArraySpec, Request
 from fedtailor.remote.service import connected
-from fedtailor.remote.transport import send_and_receive
+from fedtailor.remote.wire.transport import send_and_receive
 
 directory, specs = Path(sys.argv[1]), {"echo": ArraySpec((1000,), "float32"), "calls": ArraySpec((), "int64")}
 progress = directory / "progress"
@@ -499,7 +499,7 @@ def listening(port):
 def test_a_port_that_is_taken_is_said(tmp_path, monkeypatch):
     directory = tmp_path / "wards"
     make(directory)
-    monkeypatch.setattr("fedtailor.remote.processes.STOP_S", 0.5)
+    monkeypatch.setattr("fedtailor.remote.flower.processes.STOP_S", 0.5)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()

@@ -12,14 +12,14 @@ import numpy as np
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from fedtailor.remote.boosting_wire import BOOST
-from fedtailor.remote.messages import Request, decode_reply, encode_request
-from fedtailor.remote.plan import plan_of
-from fedtailor.remote.policy import Policy
-from fedtailor.remote.promises import PROMISES, said
-from fedtailor.remote.refusals import Refusal, Refused
-from fedtailor.remote.request_kind import TABLE_TASKS, TASKS
-from fedtailor.remote.secure_sums import KEYS, SHARES, STAGES, SUM, UNMASK, VECTORS
+from fedtailor.remote.client.policy import Policy
+from fedtailor.remote.client.promises import PROMISES, said
+from fedtailor.remote.job.plan import plan_of
+from fedtailor.remote.wire.boosting import BOOST
+from fedtailor.remote.wire.messages import Request, decode_reply, encode_request
+from fedtailor.remote.wire.refusals import Refusal, Refused
+from fedtailor.remote.wire.request_kind import TABLE_TASKS, TASKS
+from fedtailor.remote.wire.secure_sums import KEYS, SHARES, STAGES, SUM, UNMASK, VECTORS
 from remote.jobs import Clients
 from remote.test_policy import NOISY, PRIVATE, SECURE, UCFL
 from remote.test_policy import job_of as job_of_text

@@ -15,9 +15,9 @@ pytest.importorskip("flwr", reason="federations of machines need Flower (extra f
 
 from cryptography import x509
 
-from fedtailor.remote.job import read_job
-from fedtailor.remote.keys import days_left
-from fedtailor.remote.kit import make_federation, read_kit, read_public_keys
+from fedtailor.remote.job.job import read_job
+from fedtailor.remote.keys.keys import days_left
+from fedtailor.remote.keys.kit import make_federation, read_kit, read_public_keys
 from remote.test_kit import fails, files
 
 

@@ -7,18 +7,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedtailor.remote.boosting_wire import BOOST
-from fedtailor.remote.messages import Request
-from fedtailor.remote.policy import Policy
-from fedtailor.remote.refusals import Refusal, Refused
-from fedtailor.remote.request_kind import (
+from fedtailor.remote.client.policy import Policy
+from fedtailor.remote.wire.boosting import BOOST
+from fedtailor.remote.wire.messages import Request
+from fedtailor.remote.wire.refusals import Refusal, Refused
+from fedtailor.remote.wire.request_kind import (
     METHOD_KEYS,
     TABLE_TASKS,
     TASKS,
     RequestKind,
     kind_of,
 )
-from fedtailor.remote.secure_sums import KEYS, SHARES, STAGES, SUM, UNMASK, VECTORS
+from fedtailor.remote.wire.secure_sums import KEYS, SHARES, STAGES, SUM, UNMASK, VECTORS
 
 METHOD = {"phase": 0, "seed": 0, "method": {"name": "fedavg"}}
 STEP = {"steps": [{"kind": "start"}], "clients": 3}

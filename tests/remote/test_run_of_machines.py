@@ -10,11 +10,11 @@ import pytest
 
 import fedtailor as ft
 from fedtailor.cli.main import main
-from fedtailor.metrics.metric import Metric
-from fedtailor.remote.job import read_job
-from fedtailor.training import Callback
+from fedtailor.engine.training import Callback
+from fedtailor.models.metrics.metric import Metric
+from fedtailor.remote.job.job import read_job
+from lab.trackers.test_trackers import Kept
 from remote.jobs import NAMES, Clients
-from trackers.test_trackers import Kept
 
 METRICS = sorted(
     name

@@ -6,12 +6,12 @@ import numpy as np
 import polars as pl
 import pytest
 
-from fedtailor.executors import Settings
-from fedtailor.remote.examples import read_all
-from fedtailor.remote.job import read_job
+from fedtailor.data.tables import from_table
+from fedtailor.engine.executors import Settings
+from fedtailor.engine.runs import run
+from fedtailor.remote.job.examples import read_all
+from fedtailor.remote.job.job import read_job
 from fedtailor.remote.simulation import simulate_job
-from fedtailor.runs import run
-from fedtailor.tables import from_table
 from remote.test_survival_and_windows import NAMES, Clients
 
 JOB = """[coordinator]

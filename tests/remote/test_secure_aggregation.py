@@ -13,17 +13,17 @@ pytest.importorskip(
 pytest.importorskip("Crypto", reason="secure sums need PyCryptodome (extra flower)")
 
 from conformance.examples import PLAIN, example
+from fedtailor.aggregation.pipelines import Cast, Clip
 from fedtailor.aggregation.secure_sums import FixedPoint, SecureSums
 from fedtailor.algorithms import UCFL, FedAvg, FineTune, HypCluster
-from fedtailor.pipelines import Cast, Clip
+from fedtailor.engine.runs import run
+from fedtailor.engine.training import Participation, Privacy
 from fedtailor.protocol import hyperparameters
-from fedtailor.remote.messages import decode_reply
-from fedtailor.remote.plan import plan_of
-from fedtailor.remote.secure_sums import VECTORS
-from fedtailor.remote.transport import LoopbackTransport, TooFewClients
-from fedtailor.runs import run
+from fedtailor.remote.job.plan import plan_of
+from fedtailor.remote.wire.messages import decode_reply
+from fedtailor.remote.wire.secure_sums import VECTORS
+from fedtailor.remote.wire.transport import LoopbackTransport, TooFewClients
 from fedtailor.testing.problems import classification, predictors, softmax_model
-from fedtailor.training import Participation, Privacy
 from remote.federations import Remote
 from remote.test_executor import assert_close, simulated
 from remote.test_job import job_of

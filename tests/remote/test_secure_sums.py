@@ -17,9 +17,11 @@ pytest.importorskip("Crypto", reason="secure sums need PyCryptodome (extra flowe
 from fedtailor.aggregation.secure_sums import FixedPoint, SecureSums
 from fedtailor.aggregation.sum_shares import ReleasedSums, largest_shares
 from fedtailor.remote import sum_client, sum_server
-from fedtailor.remote.messages import Request, check_arrays
-from fedtailor.remote.refusals import Refused
-from fedtailor.remote.secure_sums import (
+from fedtailor.remote.sums.client import SecureSumClient
+from fedtailor.remote.sums.server import SecureSumServer
+from fedtailor.remote.wire.messages import Request, check_arrays
+from fedtailor.remote.wire.refusals import Refused
+from fedtailor.remote.wire.secure_sums import (
     KEYS,
     SHARES,
     STAGES,
@@ -28,9 +30,7 @@ from fedtailor.remote.secure_sums import (
     VECTORS,
     neighbour_graph,
 )
-from fedtailor.remote.sum_client import SecureSumClient
-from fedtailor.remote.sum_server import SecureSumServer
-from fedtailor.remote.transport import TooFewClients
+from fedtailor.remote.wire.transport import TooFewClients
 
 SETTINGS = SecureSums()
 NAMES = ("a", "b", "c", "d", "e")

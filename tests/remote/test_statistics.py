@@ -11,36 +11,36 @@ import polars as pl
 import pytest
 
 from fedtailor.cli import main
-from fedtailor.executors import Settings
-from fedtailor.remote.client_store import ClientStore
-from fedtailor.remote.coordinate import coordinate
-from fedtailor.remote.examples import read_all, split_client_rows
-from fedtailor.remote.job import read_job
-from fedtailor.remote.job_work import JobHandler
-from fedtailor.remote.messages import (
-    Request,
-    decode_reply,
-    decode_request,
-    encode_request,
-)
-from fedtailor.remote.plan import plan_of
-from fedtailor.remote.refusals import Refusal
-from fedtailor.remote.request_kind import AGREED, HELLO, INPUTS, STATISTICS
-from fedtailor.remote.service import Connection, Greeter, agree_on_preprocessing
-from fedtailor.remote.statistics import (
+from fedtailor.data.tables import from_table
+from fedtailor.data.tables.decorrelation import fit_decorrelation
+from fedtailor.engine.executors import Settings
+from fedtailor.engine.runs import run
+from fedtailor.engine.storage.digests import with_digest
+from fedtailor.engine.storage.export import load_models
+from fedtailor.remote.client.round_requests import PERSONAL
+from fedtailor.remote.client.store import ClientStore
+from fedtailor.remote.client.table_requests import JobHandler
+from fedtailor.remote.job.examples import read_all, split_client_rows
+from fedtailor.remote.job.job import read_job
+from fedtailor.remote.job.plan import plan_of
+from fedtailor.remote.job.statistics import (
     Statistics,
     add_statistics,
     as_array,
     decorrelation_note,
     read_table,
 )
-from fedtailor.remote.transport import LoopbackTransport, Responder, TooFewClients
-from fedtailor.remote.work import PERSONAL
-from fedtailor.runs import run
-from fedtailor.storage.digests import with_digest
-from fedtailor.storage.export import load_models
-from fedtailor.tables import from_table
-from fedtailor.tables.decorrelation import fit_decorrelation
+from fedtailor.remote.server.coordinate import coordinate
+from fedtailor.remote.service import Connection, Greeter, agree_on_preprocessing
+from fedtailor.remote.wire.messages import (
+    Request,
+    decode_reply,
+    decode_request,
+    encode_request,
+)
+from fedtailor.remote.wire.refusals import Refusal
+from fedtailor.remote.wire.request_kind import AGREED, HELLO, INPUTS, STATISTICS
+from fedtailor.remote.wire.transport import LoopbackTransport, Responder, TooFewClients
 
 JOB = """[coordinator]
 address = "127.0.0.1:9092"

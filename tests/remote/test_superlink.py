@@ -13,12 +13,11 @@ import time
 
 import pytest
 
-from fedtailor._choice import MachineFailed
+from fedtailor._base.choice import MachineFailed
 from fedtailor.cli import main
 from fedtailor.cli.commands import federation
 from fedtailor.remote import processes, superlink
-from fedtailor.remote.keys import make_authority
-from fedtailor.remote.superlink import (
+from fedtailor.remote.flower.superlink import (
     DEFAULT_LARGEST_BODY,
     LARGEST_BODY,
     AnswerBytes,
@@ -29,6 +28,7 @@ from fedtailor.remote.superlink import (
     LoopbackOnly,
     guarded_protocol,
 )
+from fedtailor.remote.keys.keys import make_authority
 
 
 def test_a_superlink_that_lives_is_waited_for(monkeypatch, tmp_path):
@@ -515,7 +515,7 @@ def test_the_keys_of_large_bodies_are_those_in_the_directory(tmp_path):
     from flwr.supercore.date import now
     from flwr.supercore.primitives.asymmetric import sign_message
 
-    from fedtailor.remote.keys import make_client_key, registered_form
+    from fedtailor.remote.keys.keys import make_client_key, registered_form
 
     (tmp_path / "clients").mkdir()
     known, other = make_client_key(), make_client_key()

@@ -10,24 +10,24 @@ import polars as pl
 import pytest
 
 from fedtailor.cli import main
-from fedtailor.executors import Settings
-from fedtailor.remote.client_store import ClientStore
-from fedtailor.remote.coordinate import coordinate
-from fedtailor.remote.describing import describe_clients, preview, what_is_sent
-from fedtailor.remote.examples import example_rows_of, read_all
-from fedtailor.remote.job import read_job
-from fedtailor.remote.job_template import columns_of, template
-from fedtailor.remote.job_work import JobHandler
-from fedtailor.remote.plan import plan_of
+from fedtailor.data.tables import from_table
+from fedtailor.data.tables.encoding import MIN_ROWS
+from fedtailor.engine.executors import Settings
+from fedtailor.engine.runs import run
+from fedtailor.engine.storage.export import load_models
+from fedtailor.models.tasks.survival import log_odds
+from fedtailor.remote.client.describing import describe_clients, preview, what_is_sent
+from fedtailor.remote.client.round_requests import PERSONAL
+from fedtailor.remote.client.store import ClientStore
+from fedtailor.remote.client.table_requests import JobHandler
+from fedtailor.remote.job.examples import example_rows_of, read_all
+from fedtailor.remote.job.job import read_job
+from fedtailor.remote.job.job_template import columns_of, template
+from fedtailor.remote.job.plan import plan_of
+from fedtailor.remote.job.statistics import read_table
+from fedtailor.remote.server.coordinate import coordinate
 from fedtailor.remote.service import agree_on_preprocessing
-from fedtailor.remote.statistics import read_table
-from fedtailor.remote.transport import LoopbackTransport, Responder
-from fedtailor.remote.work import PERSONAL
-from fedtailor.runs import run
-from fedtailor.storage.export import load_models
-from fedtailor.tables import from_table
-from fedtailor.tables.encoding import MIN_ROWS
-from fedtailor.tasks.survival import log_odds
+from fedtailor.remote.wire.transport import LoopbackTransport, Responder
 
 NAMES = ("a", "b", "c")
 REST = """[model]

@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 from safetensors import SafetensorError
 
-from fedtailor.remote.messages import (
+from fedtailor.remote.wire.messages import (
     ArraySpec,
     Reply,
     Request,
@@ -19,8 +19,8 @@ from fedtailor.remote.messages import (
     encode_reply,
     encode_request,
 )
-from fedtailor.remote.refusals import Refusal, Refused
-from fedtailor.remote.transport import (
+from fedtailor.remote.wire.refusals import Refusal, Refused
+from fedtailor.remote.wire.transport import (
     LoopbackTransport,
     Responder,
     TooFewClients,

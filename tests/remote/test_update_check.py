@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtailor.metrics import Metric
-from fedtailor.pipelines import Cast, Clip, GaussianNoise, Quantize, TopK
-from fedtailor.pipelines.quantize import restored, rounded
-from fedtailor.pipelines.top_k import largest
+from fedtailor.aggregation.pipelines import Cast, Clip, GaussianNoise, Quantize, TopK
+from fedtailor.aggregation.pipelines.quantize import restored, rounded
+from fedtailor.aggregation.pipelines.top_k import largest
+from fedtailor.models.metrics import Metric
 from fedtailor.protocol import Transform
-from fedtailor.remote.update_check import (
+from fedtailor.remote.server.update_check import (
     ALONE_FACTOR,
     bound_of,
     check_scores,

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from conformance.examples import PLAIN
+from fedtailor.aggregation.pipelines import Clip, GaussianNoise, Quantize, TopK
 from fedtailor.algorithms import MRMTL, FedAvg
-from fedtailor.executors import Settings
-from fedtailor.pipelines import Clip, GaussianNoise, Quantize, TopK
+from fedtailor.engine.executors import Settings
+from fedtailor.engine.runs import simulate
+from fedtailor.engine.training import Participation
 from fedtailor.protocol import SGD
-from fedtailor.remote.plan import plan_of
-from fedtailor.remote.secret import SECRET, secret_in
-from fedtailor.runs import simulate
+from fedtailor.remote.job.plan import plan_of
+from fedtailor.remote.keys.secret import SECRET, secret_in
 from fedtailor.testing import classification, softmax_model
-from fedtailor.training import Participation
 from remote.federations import Remote
 from remote.test_job import job_of
 

@@ -8,20 +8,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedtailor.remote.messages import (
+from fedtailor.remote.wire.messages import (
     ArraySpec,
     Reply,
     Request,
     decode_request,
     encode_reply,
 )
-from fedtailor.remote.transport import (
+from fedtailor.remote.wire.transport import (
     LoopbackTransport,
     Responder,
     TooFewClients,
     send_and_receive,
 )
-from fedtailor.remote.vector_cache import (
+from fedtailor.remote.wire.vector_cache import (
     KNOWN,
     CacheMiss,
     ClientCaches,

@@ -5,7 +5,7 @@ path of its machine is in them; and no message ends it.
 import numpy as np
 import pytest
 
-from fedtailor.remote.messages import Reply, decode_reply
+from fedtailor.remote.wire.messages import Reply, decode_reply
 from remote.marked import NAMES, MarkedClients
 from remote.raw_messages import Raw, hostile
 

@@ -9,9 +9,9 @@ import numpy as np
 from jaxtyping import Float
 from numpy.typing import NDArray
 
+from fedtailor._base.choice import require, require_one_of
 from fedtailor.aggregation.clusters import number_by_first_member
 from fedtailor.aggregation.global_k_means import Labels
-from fedtailor.protocol import require, require_one_of
 
 _HEIGHT_TOLERANCE = 1e-9
 """Heights of merges count as equal if they differ by at most this fraction of the

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, Int
 
-from fedtailor.protocol import require
+from fedtailor._base.choice import require
 
 
 @dataclass(frozen=True)

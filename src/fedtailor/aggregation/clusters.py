@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Float
 from numpy.typing import ArrayLike, NDArray
 
+from fedtailor._base.choice import require
 from fedtailor.aggregation.distances import RowMatrix, squared_distances
 from fedtailor.aggregation.global_k_means import (
     ClusterSums,
@@ -22,7 +23,6 @@ from fedtailor.aggregation.global_k_means import (
     Partition,
     partitions,
 )
-from fedtailor.protocol import require
 
 TradeOff = Callable[[int, float], float]
 """c(k, s): the value of k streams of silhouette s (Mestoukirdi et al., algorithm 2)."""

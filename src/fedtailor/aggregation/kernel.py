@@ -7,9 +7,10 @@ import numpy as np
 from jaxtyping import Bool, Float
 from numpy.typing import NDArray
 
+from fedtailor._base.choice import require
 from fedtailor.aggregation.best_rows import best_rows
 from fedtailor.aggregation.distances import RowMatrix, squared_distances
-from fedtailor.protocol import Cohort, require
+from fedtailor.protocol import Cohort
 
 Kernel = Literal["eq9", "eq6", "bound"]
 """The rule for the weights, given gradients g_i and standard deviations sigma_i.

@@ -15,7 +15,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float
 from numpy.typing import ArrayLike, NDArray
 
-from fedtailor.protocol import ClientRows, Cohort, HiddenRows, require, sums_type
+from fedtailor._base.choice import require
+from fedtailor.protocol import ClientRows, Cohort, HiddenRows, sums_type
 
 _ROUNDING = 1e-12
 """A row of weights replaces its stream if its sum differs from 1 by less than this."""

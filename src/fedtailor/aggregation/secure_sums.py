@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Bool, Float, UInt32
 from numpy.typing import NDArray
 
+from fedtailor._base.choice import require
 from fedtailor.aggregation.sum_shares import ReleasedSums, SumHistory
 from fedtailor.protocol import (
     PRIVATE_STEPS,
@@ -23,7 +24,6 @@ from fedtailor.protocol import (
     HiddenRows,
     Pipeline,
     Sums,
-    require,
 )
 
 MIN_CLIENTS = 3

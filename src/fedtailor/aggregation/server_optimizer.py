@@ -14,7 +14,8 @@ import optax
 from jaxtyping import Array, Bool, Float
 from numpy.typing import NDArray
 
-from fedtailor.protocol import along_axis, hyperparameters, require, require_one_of
+from fedtailor._base.choice import require, require_one_of
+from fedtailor.protocol import along_axis, hyperparameters
 
 State = tuple[Array, ...]
 """The leaves of optax's state, with one row for each stream [s, ...].

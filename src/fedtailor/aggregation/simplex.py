@@ -4,7 +4,7 @@ import numpy as np
 from jaxtyping import Float
 from numpy.typing import ArrayLike
 
-from fedtailor.protocol import require
+from fedtailor._base.choice import require
 
 
 def project_onto_simplex(v: ArrayLike) -> Float[np.ndarray, " m"]:

@@ -20,8 +20,8 @@ import numpy as np
 from jaxtyping import Float
 from numpy.typing import NDArray
 
-from fedtailor._files import atomic_write
-from fedtailor.protocol import require
+from fedtailor._base.choice import require
+from fedtailor._base.files import atomic_write
 
 TOLERANCE = 2.0**-31
 """Two rows of weights that differ by less are the same row. The difference of their sums

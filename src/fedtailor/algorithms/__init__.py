@@ -4,6 +4,7 @@
 imports above it are for type checkers and editors.
 """
 
+from fedtailor._base.entry_points import import_modules
 from fedtailor.algorithms.afl import AFL
 from fedtailor.algorithms.apfl import APFL
 from fedtailor.algorithms.cfl import CFL
@@ -53,7 +54,6 @@ from fedtailor.algorithms.self_fl import SelfFL
 from fedtailor.algorithms.then import Then
 from fedtailor.algorithms.ucfl import UCFL
 from fedtailor.algorithms.ucfl_parallel import UCFLParallel
-from fedtailor.protocol import import_modules
 
 __all__ = [
     "AFL",

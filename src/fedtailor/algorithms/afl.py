@@ -7,6 +7,7 @@ import numpy as np
 from jaxtyping import Array, Float
 from numpy.typing import NDArray
 
+from fedtailor._base.choice import require
 from fedtailor.aggregation import mix, weighted_sums
 from fedtailor.aggregation.simplex import project_onto_simplex
 from fedtailor.protocol import (
@@ -27,7 +28,6 @@ from fedtailor.protocol import (
     ServerState,
     Streams,
     hyperparameters,
-    require,
     server_state,
 )
 

@@ -10,6 +10,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
 from numpy.typing import NDArray
 
+from fedtailor._base.choice import require, require_one_of
 from fedtailor.aggregation import cluster_averages, mix, reporter_weights
 from fedtailor.aggregation.agglomerative import bipartition
 from fedtailor.aggregation.distances import cosine_similarity
@@ -38,8 +39,6 @@ from fedtailor.protocol import (
     hyperparameters,
     is_off,
     next_power_of_two,
-    require,
-    require_one_of,
     server_state,
     sums_type,
 )

@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Array, Float
 from numpy.typing import NDArray
 
+from fedtailor._base.choice import require
 from fedtailor.aggregation import cluster_averages, mix, reporter_weights
 from fedtailor.aggregation.clusters import k_means_of_models, match
 from fedtailor.aggregation.distances import squared_distances
@@ -35,7 +36,6 @@ from fedtailor.protocol import (
     Streams,
     TracedInt,
     hyperparameters,
-    require,
     server_state,
 )
 

@@ -6,9 +6,10 @@ import numpy as np
 from jaxtyping import Array, Float
 from numpy.typing import NDArray
 
+from fedtailor._base.choice import require
 from fedtailor.aggregation.clusters import costs_of_models
 from fedtailor.algorithms.cgpfl import Contextual
-from fedtailor.protocol import About, hyperparameters, require
+from fedtailor.protocol import About, hyperparameters
 
 _ROUNDING = 1e-9
 """Values of the bound that differ by less than this fraction count as equal."""

@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Array, Float
 from numpy.typing import ArrayLike, NDArray
 
+from fedtailor._base.choice import require, require_one_of
 from fedtailor.aggregation import ServerOptimizer, reporter_weights
 from fedtailor.algorithms.helpers.best_round import (
     BestRound,
@@ -55,8 +56,6 @@ from fedtailor.protocol import (
     TracedInt,
     draw_bits,
     hyperparameters,
-    require,
-    require_one_of,
     sums_type,
 )
 

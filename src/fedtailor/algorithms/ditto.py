@@ -5,6 +5,7 @@ from typing import ClassVar, Literal
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from fedtailor._base.choice import require
 from fedtailor.algorithms.helpers.automatic_pull import AutomaticPull, require_pull
 from fedtailor.algorithms.helpers.personal_model import PersonalModelAlgorithm
 from fedtailor.algorithms.helpers.proximal import proximal_term
@@ -19,7 +20,6 @@ from fedtailor.protocol import (
     TracedInt,
     ZeroIsStatic,
     hyperparameters,
-    require,
     sums_type,
 )
 

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from fedtailor._base.choice import require
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.helpers.shared_part import model_parts_of
 from fedtailor.protocol import (
@@ -23,7 +24,6 @@ from fedtailor.protocol import (
     ZeroIsStatic,
     hyperparameters,
     is_off,
-    require,
     sums_type,
 )
 

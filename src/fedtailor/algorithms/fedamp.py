@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
+from fedtailor._base.choice import require
 from fedtailor.aggregation import mix
 from fedtailor.aggregation.distances import cosine_similarity, squared_distances
 from fedtailor.algorithms.helpers.personal_model import PersonalModelAlgorithm
@@ -30,7 +31,6 @@ from fedtailor.protocol import (
     ZeroIsStatic,
     hyperparameters,
     is_off,
-    require,
     server_state,
 )
 

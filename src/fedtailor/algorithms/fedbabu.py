@@ -4,6 +4,7 @@ from typing import Any, ClassVar
 
 from jaxtyping import Array, Float
 
+from fedtailor._base.choice import require
 from fedtailor.algorithms.fedper import FedPer
 from fedtailor.algorithms.helpers.shared_part import SharedPart, model_parts_of
 from fedtailor.protocol import (
@@ -18,7 +19,6 @@ from fedtailor.protocol import (
     Population,
     Predictor,
     hyperparameters,
-    require,
 )
 
 

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from fedtailor._base.choice import require
 from fedtailor.aggregation import reporter_weights
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.helpers.averaging import AveragedModels
@@ -40,7 +41,6 @@ from fedtailor.protocol import (
     along_axis,
     hyperparameters,
     is_off,
-    require,
     server_state,
     sums_type,
 )

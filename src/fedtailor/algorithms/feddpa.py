@@ -5,6 +5,7 @@ from typing import ClassVar, Literal
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from fedtailor._base.choice import require
 from fedtailor.algorithms.fedper import FedPer
 from fedtailor.algorithms.helpers.shared_part import (
     SharedPart,
@@ -31,7 +32,6 @@ from fedtailor.protocol import (
     ZeroIsStatic,
     hyperparameters,
     is_off,
-    require,
     server_state,
 )
 

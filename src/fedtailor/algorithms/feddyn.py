@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from fedtailor._base.choice import require
 from fedtailor.aggregation import mix, reporter_weights
 from fedtailor.algorithms.helpers.proximal import require_stable
 from fedtailor.protocol import (
@@ -24,7 +25,6 @@ from fedtailor.protocol import (
     ServerState,
     Streams,
     hyperparameters,
-    require,
     server_state,
 )
 

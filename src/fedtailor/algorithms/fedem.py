@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from fedtailor._base.choice import require
 from fedtailor.aggregation import mix, reporter_weights
 from fedtailor.algorithms.helpers.own_steps import (
     loop_over_batches,
@@ -35,7 +36,6 @@ from fedtailor.protocol import (
     TracedInt,
     hyperparameters,
     is_off,
-    require,
     server_state,
     sums_type,
 )

@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 from numpy.typing import NDArray
 
+from fedtailor._base.choice import require, require_one_of
 from fedtailor.protocol import (
     NOT_SENT,
     SGD,
@@ -29,8 +30,6 @@ from fedtailor.protocol import (
     ServerState,
     Streams,
     hyperparameters,
-    require,
-    require_one_of,
     server_state,
 )
 

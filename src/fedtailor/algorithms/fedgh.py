@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from fedtailor._base.choice import require
 from fedtailor.algorithms.helpers.class_means import (
     batches_of,
     class_sums,
@@ -39,7 +40,6 @@ from fedtailor.protocol import (
     ServerState,
     Streams,
     hyperparameters,
-    require,
     server_state,
 )
 

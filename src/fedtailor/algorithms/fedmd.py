@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Shaped
 
+from fedtailor._base.choice import require, require_one_of
 from fedtailor.aggregation import reporter_weights, weighted_sums
 from fedtailor.algorithms.helpers.own_steps import mean_over
 from fedtailor.algorithms.helpers.personal_model import PersonalModelAlgorithm
@@ -27,8 +28,6 @@ from fedtailor.protocol import (
     ServerState,
     Streams,
     hyperparameters,
-    require,
-    require_one_of,
     server_state,
     sums_type,
 )

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from fedtailor._base.choice import require
 from fedtailor.aggregation import reporter_weights, weighted_sums
 from fedtailor.algorithms.helpers.class_means import IS_SEEN, class_sums
 from fedtailor.algorithms.helpers.own_steps import mean_over
@@ -32,7 +33,6 @@ from fedtailor.protocol import (
     ZeroIsStatic,
     hyperparameters,
     is_off,
-    require,
     server_state,
     sums_type,
 )

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from fedtailor._base.choice import require
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.helpers.own_steps import (
     head_of,
@@ -30,7 +31,6 @@ from fedtailor.protocol import (
     ZeroIsStatic,
     hyperparameters,
     is_off,
-    require,
     sums_type,
 )
 

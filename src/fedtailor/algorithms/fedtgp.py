@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from fedtailor._base.choice import require
 from fedtailor.algorithms.fedproto import FedProto, FedProtoState
 from fedtailor.algorithms.helpers.class_means import (
     batches_of,
@@ -25,7 +26,6 @@ from fedtailor.protocol import (
     Population,
     ZeroIsStatic,
     hyperparameters,
-    require,
     server_rng,
     server_state,
 )

@@ -2,16 +2,15 @@
 
 from pathlib import Path
 
-from fedtailor.protocol import (
-    Algorithm,
-    check_choice,
+from fedtailor._base.choice import check_choice, require
+from fedtailor._base.entry_points import (
     load_offered,
     module_of,
     named_in_file,
     offered,
     offered_names,
-    require,
 )
+from fedtailor.protocol import Algorithm
 
 ENTRY_POINTS = "fedtailor.algorithms"
 """The group of entry points under which other packages offer methods."""

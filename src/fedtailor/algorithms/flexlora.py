@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Array, Float
 from numpy.typing import NDArray
 
+from fedtailor._base.choice import require
 from fedtailor.aggregation import mix, reporter_weights
 from fedtailor.models.low_rank import AdapterEntries, adapters_of, full_rank
 from fedtailor.protocol import (
@@ -27,7 +28,6 @@ from fedtailor.protocol import (
     ServerState,
     Streams,
     hyperparameters,
-    require,
     server_state,
 )
 

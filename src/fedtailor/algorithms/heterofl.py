@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 from numpy.typing import NDArray
 
+from fedtailor._base.choice import require
 from fedtailor.aggregation import mix, reporter_weights
 from fedtailor.algorithms.helpers.own_steps import head_of, pass_over_samples
 from fedtailor.algorithms.helpers.shared_part import model_parts_of
@@ -33,7 +34,6 @@ from fedtailor.protocol import (
     StepGradient,
     Streams,
     hyperparameters,
-    require,
     server_state,
 )
 

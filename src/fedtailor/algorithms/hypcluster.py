@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Array, Float
 from numpy.typing import NDArray
 
+from fedtailor._base.choice import require
 from fedtailor.aggregation import ServerOptimizer, cluster_averages, reporter_weights
 from fedtailor.algorithms.helpers.averaging import AveragedModels, average_step
 from fedtailor.algorithms.helpers.selection import closest
@@ -34,7 +35,6 @@ from fedtailor.protocol import (
     Streams,
     TracedInt,
     hyperparameters,
-    require,
     server_state,
 )
 

@@ -6,6 +6,7 @@ import numpy as np
 from jaxtyping import Array, Float
 from numpy.typing import NDArray
 
+from fedtailor._base.choice import require
 from fedtailor.aggregation import ServerOptimizer, weighted_sums
 from fedtailor.algorithms.hypcluster import HypCluster, HypClusterState
 from fedtailor.protocol import (
@@ -16,7 +17,6 @@ from fedtailor.protocol import (
     Cohort,
     LocalTrainer,
     hyperparameters,
-    require,
 )
 
 

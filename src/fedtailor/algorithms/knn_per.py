@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from fedtailor._base.choice import require
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.protocol import (
     About,
@@ -19,7 +20,6 @@ from fedtailor.protocol import (
     Population,
     Predictor,
     hyperparameters,
-    require,
     sums_type,
 )
 

@@ -5,6 +5,7 @@ from typing import Any, ClassVar, Literal
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from fedtailor._base.choice import require
 from fedtailor.aggregation import mix, reporter_weights
 from fedtailor.algorithms.helpers.personal_model import PersonalModelAlgorithm
 from fedtailor.protocol import (
@@ -22,7 +23,6 @@ from fedtailor.protocol import (
     ServerState,
     Streams,
     hyperparameters,
-    require,
     server_rng,
     server_state,
 )

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from fedtailor._base.choice import require
 from fedtailor.aggregation import ServerOptimizer
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.helpers.selection import require_cover
@@ -22,7 +23,6 @@ from fedtailor.protocol import (
     Predictor,
     StepGradient,
     hyperparameters,
-    require,
     sums_type,
 )
 

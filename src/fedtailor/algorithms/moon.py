@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from fedtailor._base.choice import require
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.helpers.own_steps import mean_over
 from fedtailor.protocol import (
@@ -22,7 +23,6 @@ from fedtailor.protocol import (
     ZeroIsStatic,
     hyperparameters,
     is_off,
-    require,
 )
 
 MIN_SQUARED_NORM = 1e-16

@@ -5,6 +5,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtailor._base.choice import require
 from fedtailor.aggregation import ServerOptimizer, cluster_averages, reporter_weights
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.helpers.averaging import AveragedModels, average_step
@@ -17,7 +18,6 @@ from fedtailor.protocol import (
     Population,
     Streams,
     hyperparameters,
-    require,
     server_state,
 )
 

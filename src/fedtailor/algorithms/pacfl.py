@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float
 from numpy.typing import NDArray
 
+from fedtailor._base.choice import require, require_one_of
 from fedtailor.aggregation import ServerOptimizer, cluster_averages, reporter_weights
 from fedtailor.aggregation.agglomerative import agglomerative
 from fedtailor.algorithms.helpers.averaging import AveragedModels, average_step
@@ -34,8 +35,6 @@ from fedtailor.protocol import (
     Population,
     Streams,
     hyperparameters,
-    require,
-    require_one_of,
     server_state,
 )
 

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, ScalarLike
 
+from fedtailor._base.choice import require, require_one_of
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.protocol import (
     SGD,
@@ -19,8 +20,6 @@ from fedtailor.protocol import (
     Predictor,
     TracedInt,
     hyperparameters,
-    require,
-    require_one_of,
 )
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, Int
 
+from fedtailor._base.choice import require
 from fedtailor.aggregation import reporter_weights
 from fedtailor.aggregation.distances import cosine_similarity
 from fedtailor.algorithms.helpers.hypernetwork import (
@@ -51,7 +52,6 @@ from fedtailor.protocol import (
     ZeroIsStatic,
     hyperparameters,
     is_off,
-    require,
     server_rng,
     server_state,
 )

@@ -4,6 +4,7 @@ from typing import ClassVar, Literal
 
 from jaxtyping import Array, ScalarLike
 
+from fedtailor._base.choice import require, require_one_of
 from fedtailor.aggregation import mix, reporter_weights
 from fedtailor.algorithms.helpers.envelope import envelope_steps
 from fedtailor.algorithms.helpers.own_steps import require_plain_sgd
@@ -24,8 +25,6 @@ from fedtailor.protocol import (
     Streams,
     TracedInt,
     hyperparameters,
-    require,
-    require_one_of,
 )
 
 

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from fedtailor._base.choice import require
 from fedtailor.aggregation import mix, reporter_weights, weighted_sums
 from fedtailor.protocol import (
     SGD,
@@ -25,7 +26,6 @@ from fedtailor.protocol import (
     Streams,
     hyperparameters,
     is_off,
-    require,
     server_state,
 )
 

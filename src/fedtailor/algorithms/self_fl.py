@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, ScalarLike
 from numpy.typing import NDArray
 
+from fedtailor._base.choice import require, require_one_of
 from fedtailor.aggregation import mix, reporter_weights
 from fedtailor.aggregation.variances import update, variance, variance_between
 from fedtailor.algorithms.fedavg import FedAvg
@@ -35,8 +36,6 @@ from fedtailor.protocol import (
     ZeroIsStatic,
     hyperparameters,
     is_off,
-    require,
-    require_one_of,
     server_state,
     sums_type,
 )

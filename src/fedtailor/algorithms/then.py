@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from fedtailor.protocol import Algorithm, hyperparameters, require
+from fedtailor._base.choice import require
+from fedtailor.protocol import Algorithm, hyperparameters
 
 
 @hyperparameters

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from fedtailor._base.choice import require
 from fedtailor.aggregation import (
     Kernel,
     Probe,
@@ -56,7 +57,6 @@ from fedtailor.protocol import (
     Sees,
     Streams,
     hyperparameters,
-    require,
     sums_type,
 )
 

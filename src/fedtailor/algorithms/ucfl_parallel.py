@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool
 
+from fedtailor._base.choice import require
 from fedtailor.aggregation import mix, restrict_to_reporters
 from fedtailor.algorithms.helpers.user_centric import UCFLState
 from fedtailor.algorithms.helpers.warm_up import WarmUp
@@ -22,7 +23,6 @@ from fedtailor.protocol import (
     LocalTrainer,
     Streams,
     hyperparameters,
-    require,
 )
 
 

@@ -33,7 +33,7 @@ def check_typed_columns(arguments: Sequence[str]) -> None:
     path = _table_of(arguments)
     if path is None or asks_for_help(arguments):
         return
-    from fedtailor.tables.delimited import ENDINGS, read_header
+    from fedtailor.data.tables.delimited import ENDINGS, read_header
 
     if path.name.lower().endswith(ENDINGS) and not path.exists():
         raise ValueError(
@@ -41,7 +41,7 @@ def check_typed_columns(arguments: Sequence[str]) -> None:
         )
     if arguments[0] == "describe":
         return
-    from fedtailor.tables.problems import LISTS, Problems, missing_columns
+    from fedtailor.data.tables.problems import LISTS, Problems, missing_columns
 
     if not path.name.lower().endswith(ENDINGS) or not path.is_file():
         return

@@ -5,8 +5,8 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
-from fedtailor._choice import MachineFailed
-from fedtailor._printable import one_line
+from fedtailor._base.choice import MachineFailed
+from fedtailor._base.printable import one_line
 
 DONE, FAILED, WRONG, INTERRUPTED = 0, 1, 2, 130
 """Exit codes: success, failure of the machine or fedtailor, wrong input, Ctrl-C.

@@ -5,7 +5,8 @@ from typing import Any
 
 from docstring_parser import DocstringMeta
 
-from fedtailor.protocol import field_docs, is_hyperparameters
+from fedtailor._base.field_docs import field_docs
+from fedtailor.protocol import is_hyperparameters
 
 
 def parameters(value: Any, prefix: str = "") -> list[dict[str, str]]:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
-from fedtailor._printable import one_line, say, say_block, say_status
+from fedtailor._base.printable import one_line, say, say_block, say_status
 
 TRACEBACK = "--traceback"
 INTERRUPTED = 130

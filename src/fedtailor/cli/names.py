@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from fedtailor._choice import require
-from fedtailor._printable import say_block
+from fedtailor._base.choice import require
+from fedtailor._base.printable import say_block
 
 HELP = ("-h", "--help")
 """The arguments that ask for help."""

@@ -8,9 +8,10 @@ from dataclasses import fields, is_dataclass
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+from fedtailor._base.choice import require
+from fedtailor._base.field_docs import doc_without_fields, field_docs
 from fedtailor.cli.names import HELP, asks_for_help
 from fedtailor.cli.wrong_options import unknown_option, what_is_wrong
-from fedtailor.protocol import doc_without_fields, field_docs, require
 
 T = TypeVar("T")
 

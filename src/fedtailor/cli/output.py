@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from fedtailor._files import atomic_write, reason
-from fedtailor._printable import say_block
+from fedtailor._base.files import atomic_write, reason
+from fedtailor._base.printable import say_block
 
 
 def write_text(text: str, out: Path | None) -> None:

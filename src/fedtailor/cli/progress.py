@@ -6,10 +6,10 @@ from contextlib import contextmanager
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from fedtailor._printable import one_line, say_status
-from fedtailor.storage import Interrupted
-from fedtailor.training import Training
-from fedtailor.training.progress import (
+from fedtailor._base.printable import one_line, say_status
+from fedtailor.engine.storage import Interrupted
+from fedtailor.engine.training import Training
+from fedtailor.engine.training.progress import (
     SECONDS_BETWEEN_LINES,
     progress_line,
     score_text,
@@ -17,13 +17,13 @@ from fedtailor.training.progress import (
 
 if TYPE_CHECKING:
     # A single run does not need them, and they take long to import.
-    from fedtailor.experiments.compare import (
+    from fedtailor.lab.experiments.compare import (
         ComparedMethod,
         Comparison,
         ComparisonProgress,
     )
-    from fedtailor.experiments.experiment import Candidate
-    from fedtailor.experiments.plan import BeforeSetting
+    from fedtailor.lab.experiments.experiment import Candidate
+    from fedtailor.lab.experiments.plan import BeforeSetting
 
 RoundProgress = Callable[[Training, bool], None]
 """Callback after each round: (training, whether the round was evaluated)."""

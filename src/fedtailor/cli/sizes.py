@@ -10,7 +10,7 @@ import docstring_parser
 
 from fedtailor.cli.hyper import description_of
 from fedtailor.cli.options import as_option
-from fedtailor.experiments.scenario import Scenario
+from fedtailor.lab.scenarios.scenario import Scenario
 
 PREFIX = "scenario."
 """Prefix of a parameter with the same name as another option: `--scenario.alpha`."""

@@ -12,8 +12,8 @@ from importlib.resources import files
 from itertools import takewhile
 from pathlib import Path
 
-from fedtailor._about import About
-from fedtailor._choice import check_choice
+from fedtailor._base.about import About
+from fedtailor._base.choice import check_choice
 from fedtailor.cli.columns import option_values
 
 _METHODS = "fedtailor.algorithms"

@@ -5,7 +5,7 @@ and retrains without a client.
 """
 
 from fedtailor.deployment.card import model_card
-from fedtailor.deployment.forgetting import forget
 from fedtailor.deployment.opening import OpenedRun, open_run
+from fedtailor.deployment.unlearning import forget
 
 __all__ = ["OpenedRun", "forget", "model_card", "open_run"]

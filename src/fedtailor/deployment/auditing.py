@@ -15,24 +15,25 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtailor.accounting.audit import (
+from fedtailor._base.choice import require
+from fedtailor.aggregation.accounting.audit import (
     Bounds,
     area,
     epsilon_from_below,
     likelihood_ratios,
     rate_at,
 )
+from fedtailor.data.federation import Federation, Ragged
 from fedtailor.deployment.opening import OpenedRun
-from fedtailor.executors import DeviceExecutor, Settings
-from fedtailor.federation import Federation, Ragged
+from fedtailor.engine.executors import DeviceExecutor, Settings
+from fedtailor.engine.runs import Run
+from fedtailor.engine.runs.row_outcomes import OutcomeSplit, scores_of_splits
+from fedtailor.engine.runs.run import executor_of, run_on
+from fedtailor.engine.storage.json_file import read_json, write_json
+from fedtailor.engine.training import Training
+from fedtailor.engine.training.privacy import EXAMPLE_EPSILON, delta_of
 from fedtailor.models import Model
-from fedtailor.protocol import drive, require
-from fedtailor.runs import Run
-from fedtailor.runs.row_outcomes import OutcomeSplit, scores_of_splits
-from fedtailor.runs.run import executor_of, run_on
-from fedtailor.storage.json_file import read_json, write_json
-from fedtailor.training import Training
-from fedtailor.training.privacy import EXAMPLE_EPSILON, delta_of
+from fedtailor.protocol import drive
 
 AUDIT = "privacy-audit.json"
 _FORMAT = "fedtailor privacy audit 1"
@@ -287,7 +288,11 @@ class _Trainings:
         executor = executor_of(federation, run.model, self._settings)
         # Nothing is measured in between, which takes a part of the time.
         spec = replace(
-            run.spec, rounds=rounds, seed=seed, evaluate_every=rounds, until_still=False
+            run.spec,
+            rounds=rounds,
+            seed=seed,
+            evaluate_every=rounds,
+            until_converged=False,
         )
         return run_on(executor, spec)
 

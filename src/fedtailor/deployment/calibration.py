@@ -5,15 +5,15 @@ from pathlib import Path
 
 import numpy as np
 
-from fedtailor.conformal import Calibration
+from fedtailor._base.choice import require
 from fedtailor.deployment.data import is_of_machines
 from fedtailor.deployment.opening import OpenedRun, final_folder, is_export, open_run
+from fedtailor.engine.storage.calibration_file import CALIBRATION, read_calibration
+from fedtailor.engine.storage.final_models import read_final
+from fedtailor.lab.results.coverage import calibration_of_rows
 from fedtailor.models import Architecture, Model
-from fedtailor.protocol import require
-from fedtailor.report.coverage import calibration_of_rows
-from fedtailor.storage.calibration_file import CALIBRATION, read_calibration
-from fedtailor.storage.final_models import read_final
-from fedtailor.tasks import cross_entropy, squared_error, task_of
+from fedtailor.models.tasks import cross_entropy, squared_error, task_of
+from fedtailor.statistics.conformal import Calibration
 
 
 def calibration_at(

@@ -8,28 +8,29 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from fedtailor._files import atomic_write, reason
-from fedtailor._printable import markdown_text
-from fedtailor.baselines import CHOSEN, find_baseline
-from fedtailor.decision.intervals import Interval
-from fedtailor.decision.row_scores import FEW_PAIRS, SCORES, metric_interval
+from fedtailor._base.choice import check_choice
+from fedtailor._base.files import atomic_write, reason
+from fedtailor._base.printable import markdown_text
+from fedtailor.data.tables import Preprocessing
+from fedtailor.data.tables.encoding import ColumnEncoding
+from fedtailor.data.tables.table import ALL_ROWS
+from fedtailor.data.tables.target import label_text
 from fedtailor.deployment.auditing import card_lines, read_audit
 from fedtailor.deployment.calibration import calibration_of
 from fedtailor.deployment.data import is_of_machines
 from fedtailor.deployment.opening import OpenedRun
-from fedtailor.metrics.metric import Metric, find_metric
-from fedtailor.protocol import Clients, check_choice, client_ids
-from fedtailor.report.coverage import COVERAGE, coverages, source_text
-from fedtailor.report.units import unit_of
-from fedtailor.storage import Damaged
-from fedtailor.storage.final_models import RECORD, RUNS, read_final
-from fedtailor.storage.run_files import ANSWERS, read_answers
-from fedtailor.survival import comparisons
-from fedtailor.tables import Preprocessing
-from fedtailor.tables.encoding import ColumnEncoding
-from fedtailor.tables.table import ALL_ROWS
-from fedtailor.tables.target import label_text
-from fedtailor.training.late import Arrivals
+from fedtailor.engine.storage import Damaged
+from fedtailor.engine.storage.final_models import RECORD, RUNS, read_final
+from fedtailor.engine.storage.run_files import ANSWERS, read_answers
+from fedtailor.engine.training.late import Arrivals
+from fedtailor.lab.baselines import CHOSEN, find_baseline
+from fedtailor.lab.results.coverage import COVERAGE, coverages, source_text
+from fedtailor.lab.results.units import unit_of
+from fedtailor.models.metrics.metric import Metric, find_metric
+from fedtailor.models.tasks.times import comparisons
+from fedtailor.protocol import Clients, client_ids
+from fedtailor.statistics.decision.intervals import Interval
+from fedtailor.statistics.decision.row_scores import FEW_PAIRS, SCORES, metric_interval
 
 CARDS = "cards"
 """Name of the folder of model cards in an export."""

@@ -5,11 +5,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedtailor._files import file_digest
-from fedtailor.experiments import scenarios
-from fedtailor.federation import Federation
-from fedtailor.protocol import require
-from fedtailor.tables import from_table
+from fedtailor._base.choice import require
+from fedtailor._base.files import file_digest
+from fedtailor.data.federation import Federation
+from fedtailor.data.tables import from_table
+from fedtailor.lab import scenarios
 
 CLIENTS = "clients"
 """Key of an origin: names of the clients, if they are not all of the scenario's."""

@@ -10,34 +10,17 @@ from typing import Any, Literal
 
 import polars as pl
 
-from fedtailor._documentation import see
-from fedtailor._files import file_digest, private_folder, publish, reason
-from fedtailor.baselines import (
-    CHOSEN,
-    Baseline,
-    baseline_names,
-    evaluate,
-    find_baseline,
-)
-from fedtailor.conformal import Calibration
-from fedtailor.decision import expected_metrics
-from fedtailor.executors import Settings
-from fedtailor.experiments.compared_runs import KEEP_CORRELATED
-from fedtailor.federation import Federation
-from fedtailor.models import Architecture, Model, linear
-from fedtailor.protocol import Diverged, check_choice, require
-from fedtailor.report.comparison import slug
-from fedtailor.report.coverage import calibration_of_rows, predicted_kind
-from fedtailor.report.decision import decide
-from fedtailor.report.experiment import StoredExperiment, experiments
-from fedtailor.report.stored import StoredRun
-from fedtailor.report.tested import rows_of
-from fedtailor.report.verdict import ClientVerdict, Verdict
-from fedtailor.runs import Run, run_on
-from fedtailor.runs.run import Store, executor_of
-from fedtailor.storage.calibration_file import write_calibration
-from fedtailor.storage.digests import DIGEST_KEY, with_digest
-from fedtailor.storage.final_models import (
+from fedtailor._base.choice import check_choice, require
+from fedtailor._base.documentation import see
+from fedtailor._base.files import file_digest, private_folder, publish, reason
+from fedtailor.data.federation import Federation
+from fedtailor.data.tables import from_table
+from fedtailor.engine.executors import Settings
+from fedtailor.engine.runs import Run, run_on
+from fedtailor.engine.runs.run import Store, executor_of
+from fedtailor.engine.storage.calibration_file import write_calibration
+from fedtailor.engine.storage.digests import DIGEST_KEY, with_digest
+from fedtailor.engine.storage.final_models import (
     DEFAULT_FOLDER,
     RECORD,
     RUNS,
@@ -45,11 +28,29 @@ from fedtailor.storage.final_models import (
     FinalModels,
     read_final,
 )
-from fedtailor.storage.frozen_file import read_frozen
-from fedtailor.storage.run_files import COMPARISON_INDEX
-from fedtailor.tables import from_table
-from fedtailor.training import AfterRound, RunSpec, Training
-from fedtailor.training.binding import bind
+from fedtailor.engine.storage.frozen_file import read_frozen
+from fedtailor.engine.storage.run_files import COMPARISON_INDEX
+from fedtailor.engine.training import AfterRound, RunSpec, Training
+from fedtailor.engine.training.binding import bind
+from fedtailor.lab.baselines import (
+    CHOSEN,
+    Baseline,
+    baseline_names,
+    evaluate,
+    find_baseline,
+)
+from fedtailor.lab.experiments.compared_runs import KEEP_CORRELATED
+from fedtailor.lab.report.comparison import slug
+from fedtailor.lab.results.coverage import calibration_of_rows, predicted_kind
+from fedtailor.lab.results.decision import decide
+from fedtailor.lab.results.experiment import StoredExperiment, experiments
+from fedtailor.lab.results.stored import StoredRun
+from fedtailor.lab.results.test_values import rows_of
+from fedtailor.lab.results.verdict import ClientVerdict, Verdict
+from fedtailor.models import Architecture, Model, linear
+from fedtailor.protocol import Diverged
+from fedtailor.statistics.conformal import Calibration
+from fedtailor.statistics.decision import expected_metrics
 
 Follow = Callable[[str, int], AbstractContextManager[Callable[[Training, bool], Any]]]
 """From a title and a number of rounds it makes what is called after each round."""
@@ -340,7 +341,9 @@ def _train(
     # More rows may give other inputs, such as a category that was too rare.
     network = spec.model.architecture.in_precision(spec.model.dtype)
     executor = executor_of(data, network, settings, directory)
-    spec = replace(spec, model=executor.model, until_still=False, evaluate_every=rounds)
+    spec = replace(
+        spec, model=executor.model, until_converged=False, evaluate_every=rounds
+    )
     title = f"{label}, on all rows"
     shown = nullcontext(None) if follow is None else follow(title, rounds)
     try:

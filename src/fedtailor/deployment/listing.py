@@ -6,14 +6,14 @@ from typing import Any
 
 import polars as pl
 
+from fedtailor._base.choice import require
 from fedtailor.deployment.opening import require_run
-from fedtailor.protocol import require
-from fedtailor.report.experiment import COMPARISON_INDEX, experiments
-from fedtailor.report.stored import StoredRun
-from fedtailor.storage.digests import finite
-from fedtailor.storage.export import read_export_manifest
-from fedtailor.storage.final_models import RECORD, RUNS, read_final
-from fedtailor.storage.run_files import MANIFEST, MODELS_MANIFEST
+from fedtailor.engine.storage.digests import finite
+from fedtailor.engine.storage.export import read_export_manifest
+from fedtailor.engine.storage.final_models import RECORD, RUNS, read_final
+from fedtailor.engine.storage.run_files import MANIFEST, MODELS_MANIFEST
+from fedtailor.lab.results.experiment import COMPARISON_INDEX, experiments
+from fedtailor.lab.results.stored import StoredRun
 
 NOT_KEPT = "not kept"
 

@@ -8,8 +8,11 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from fedtailor._files import private_folder, publish, reason
+from fedtailor._base.choice import require
+from fedtailor._base.files import private_folder, publish, reason
 from fedtailor._version import __version__
+from fedtailor.data.tables.kinds import FALSE_WORDS, TRUE_WORDS
+from fedtailor.data.tables.target import label_text
 from fedtailor.deployment.card import file_name
 from fedtailor.deployment.onnx_layers import (
     Graph,
@@ -19,18 +22,16 @@ from fedtailor.deployment.onnx_layers import (
 )
 from fedtailor.deployment.onnx_table import ML_DOMAIN, ML_OPSET, write_preprocessing
 from fedtailor.deployment.onnx_trees import write_trees
+from fedtailor.engine.storage import PersonalModel
+from fedtailor.engine.storage.digests import SUMS, sums_of
+from fedtailor.engine.storage.export import PREPROCESSING, make_new
 from fedtailor.models.architecture import Architecture
 from fedtailor.models.boosted_trees import BoostedTrees
 from fedtailor.models.layered import Layered
 from fedtailor.models.series import SeriesGRU
 from fedtailor.models.survival import RISK_PART, ProportionalHazards
-from fedtailor.protocol import Mixture, NearestNeighbors, require
-from fedtailor.storage import PersonalModel
-from fedtailor.storage.digests import SUMS, sums_of
-from fedtailor.storage.export import PREPROCESSING, make_new
-from fedtailor.tables.kinds import FALSE_WORDS, TRUE_WORDS
-from fedtailor.tables.target import label_text
-from fedtailor.tasks import DiscreteTime, Survival
+from fedtailor.models.tasks import DiscreteTime, Survival
+from fedtailor.protocol import Mixture, NearestNeighbors
 
 INPUT, OUTPUT, PROBABILITIES, TARGET = "x", "outputs", "probabilities", "target"
 LABEL = "label"

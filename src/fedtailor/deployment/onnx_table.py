@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from fedtailor.data.tables import Preprocessing
+from fedtailor.data.tables.encoding import ColumnEncoding
 from fedtailor.deployment.onnx_layers import Graph, onnx_package
-from fedtailor.tables import Preprocessing
-from fedtailor.tables.encoding import ColumnEncoding
 
 ML_DOMAIN = "ai.onnx.ml"
 """The domain of the operator that finds the number of a category."""

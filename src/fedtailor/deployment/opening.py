@@ -8,39 +8,40 @@ from typing import Any
 
 import polars as pl
 
-from fedtailor.accounting import Ledger
-from fedtailor.baselines import NAME_IN_MANIFEST
+from fedtailor._base.choice import check_choice, require
+from fedtailor.aggregation.accounting import Ledger
+from fedtailor.data.federation import Federation
+from fedtailor.data.tables import Preprocessing
 from fedtailor.deployment.data import federation_of, require_same
-from fedtailor.executors import DeviceExecutor, Settings
-from fedtailor.federation import Federation
-from fedtailor.models import Architecture, Model
-from fedtailor.protocol import Algorithm, check_choice, drive, require
-from fedtailor.report.experiment import COMPARISON_INDEX
-from fedtailor.report.stored import StoredRun
-from fedtailor.runs import Run, Summary
-from fedtailor.runs.baseline import baseline
-from fedtailor.runs.row_outcomes import row_outcomes
-from fedtailor.runs.run import create_training, executor_of
-from fedtailor.storage import Damaged, PersonalModel, RunDirectory
-from fedtailor.storage.export import MANIFEST as EXPORT_MANIFEST
-from fedtailor.storage.export import PREPROCESSING, load_models
-from fedtailor.storage.final_models import (
+from fedtailor.engine.executors import DeviceExecutor, Settings
+from fedtailor.engine.runs import Run, Summary
+from fedtailor.engine.runs.baseline import baseline
+from fedtailor.engine.runs.row_outcomes import row_outcomes
+from fedtailor.engine.runs.run import create_training, executor_of
+from fedtailor.engine.storage import Damaged, PersonalModel, RunDirectory
+from fedtailor.engine.storage.export import MANIFEST as EXPORT_MANIFEST
+from fedtailor.engine.storage.export import PREPROCESSING, load_models
+from fedtailor.engine.storage.final_models import (
     DEFAULT_FOLDER,
     RECORD,
     RUNS,
     read_final,
 )
-from fedtailor.storage.frozen_file import read_frozen
-from fedtailor.storage.manifest import difference, manifest
-from fedtailor.storage.run_files import (
+from fedtailor.engine.storage.frozen_file import read_frozen
+from fedtailor.engine.storage.manifest import difference, manifest
+from fedtailor.engine.storage.run_files import (
     MANIFEST,
     MODELS_MANIFEST,
     SUMMARY,
     require_unchanged,
 )
-from fedtailor.tables import Preprocessing
-from fedtailor.training import Metrics, RunSpec, Training
-from fedtailor.training.spec import method_of_run, model_of_run
+from fedtailor.engine.training import Metrics, RunSpec, Training
+from fedtailor.engine.training.spec import method_of_run, model_of_run
+from fedtailor.lab.baselines import NAME_IN_MANIFEST
+from fedtailor.lab.results.experiment import COMPARISON_INDEX
+from fedtailor.lab.results.stored import StoredRun
+from fedtailor.models import Architecture, Model
+from fedtailor.protocol import Algorithm, drive
 
 _NAIVE = {
     "client": pl.String,

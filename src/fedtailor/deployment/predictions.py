@@ -10,20 +10,20 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from fedtailor._files import translate_read_errors
-from fedtailor._printable import join_names
-from fedtailor.conformal import Calibration, require_coverage
+from fedtailor._base.choice import require
+from fedtailor._base.files import translate_read_errors
+from fedtailor._base.printable import join_names
+from fedtailor.data.tables import ENDINGS, Preprocessing, TableOptions
+from fedtailor.data.tables.kinds import category_text
+from fedtailor.data.tables.problems import first_row
+from fedtailor.data.tables.reading import read
+from fedtailor.data.tables.target import label_text
 from fedtailor.deployment.data import require_simulation
 from fedtailor.deployment.opening import OpenedRun
-from fedtailor.protocol import require
-from fedtailor.storage import PersonalModel
-from fedtailor.tables import ENDINGS, Preprocessing, TableOptions
-from fedtailor.tables.kinds import category_text
-from fedtailor.tables.problems import first_row
-from fedtailor.tables.reading import read
-from fedtailor.tables.target import label_text
-from fedtailor.tasks import DiscreteTime, Task
-from fedtailor.tasks.task import Decode
+from fedtailor.engine.storage import PersonalModel
+from fedtailor.models.tasks import DiscreteTime, Task
+from fedtailor.models.tasks.task import Decode
+from fedtailor.statistics.conformal import Calibration, require_coverage
 
 ARRAYS = ".npy"
 BETWEEN_LABELS = " | "
@@ -52,8 +52,8 @@ def predictions(
             in the order of the inputs.
         client: the client whose model predicts. None is allowed if the table has a
             column of clients, or if there is only one model.
-        missing: see `fedtailor.tables.Preprocessing.transform`.
-        unknown: see `fedtailor.tables.Preprocessing.transform`.
+        missing: see `fedtailor.data.tables.Preprocessing.transform`.
+        unknown: see `fedtailor.data.tables.Preprocessing.transform`.
         probabilities: whether to return the probability of every class.
         coverage: the share of rows, such as 0.9, whose true class is to be in a set of
             classes, or whose true number in an interval.
@@ -203,8 +203,8 @@ def read_newcomer(
     Args:
         run: a run that was trained on a table.
         path: a file with the columns of that table.
-        missing: see `fedtailor.tables.Preprocessing.transform`.
-        unknown: see `fedtailor.tables.Preprocessing.transform`.
+        missing: see `fedtailor.data.tables.Preprocessing.transform`.
+        unknown: see `fedtailor.data.tables.Preprocessing.transform`.
 
     Raises:
         ValueError: the run was trained on arrays, or rows are not valid.

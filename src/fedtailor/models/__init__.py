@@ -5,6 +5,7 @@ models, and adapters for other libraries.
 are for type checkers and editors.
 """
 
+from fedtailor._base.entry_points import import_modules
 from fedtailor.models.adapters import from_function
 from fedtailor.models.architecture import Architecture
 from fedtailor.models.by_client import by_client
@@ -21,6 +22,14 @@ from fedtailor.models.pytorch import from_torch, save_state_dict, state_dict
 from fedtailor.models.registry import builders, find_builder, register
 from fedtailor.models.resnet import resnet
 from fedtailor.models.series import conv1d, gru
+from fedtailor.models.tasks import (
+    Classification,
+    LossFunction,
+    TokenCrossEntropy,
+    cross_entropy,
+    squared_error,
+    token_cross_entropy,
+)
 from fedtailor.models.zoo import (
     cnn,
     density,
@@ -30,15 +39,6 @@ from fedtailor.models.zoo import (
     lstm,
     mlp,
     tutorial_cnn,
-)
-from fedtailor.protocol import import_modules
-from fedtailor.tasks import (
-    Classification,
-    LossFunction,
-    TokenCrossEntropy,
-    cross_entropy,
-    squared_error,
-    token_cross_entropy,
 )
 
 __all__ = [

@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, PyTree, Shaped
 from fedtailor.models.frozen_arrays import FrozenArrays
 from fedtailor.models.part_finder import LayerInfo
 from fedtailor.models.precision import DType, Precision
-from fedtailor.tasks import LossFunction, cross_entropy
+from fedtailor.models.tasks import LossFunction, cross_entropy
 
 if TYPE_CHECKING:
     from fedtailor.models.model import Model

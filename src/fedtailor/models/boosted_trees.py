@@ -1,6 +1,6 @@
 """Boosted trees as a network, so that a client's trees are a vector like other models.
 
-They are grown by `fedtailor.boosting`, not by steps of gradients.
+They are grown by `fedtailor.statistics.boosting`, not by steps of gradients.
 """
 
 from dataclasses import dataclass

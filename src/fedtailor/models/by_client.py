@@ -11,10 +11,10 @@ from typing import Any
 
 from jaxtyping import Array
 
+from fedtailor._base.choice import require
 from fedtailor.models.architecture import Architecture, InPrecision, Network
 from fedtailor.models.precision import DType, Precision
 from fedtailor.models.wrapper import Wrapper
-from fedtailor.protocol import require
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtailor._base.choice import require
 from fedtailor.models.model import Model
-from fedtailor.protocol import ModelParts, require
+from fedtailor.protocol import ModelParts
 
 
 @dataclass(frozen=True)

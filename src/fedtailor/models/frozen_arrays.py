@@ -22,7 +22,7 @@ from jaxtyping import Array
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 
-from fedtailor._tensors import TensorFile
+from fedtailor._base.tensors import TensorFile
 
 _PLACED: ContextVar[Mapping[str, Sequence[Array]]] = ContextVar(
     "placed", default=MappingProxyType({})

@@ -12,16 +12,16 @@ import numpy as np
 from jaxtyping import Array
 from numpy.typing import ArrayLike, NDArray
 
-from fedtailor._files import atomic_write, reason
+from fedtailor._base.choice import require
+from fedtailor._base.files import atomic_write, reason
 from fedtailor.models.architecture import Architecture, InPrecision, Network
 from fedtailor.models.frozen_arrays import FrozenArrays, arrays_by_path, placed
 from fedtailor.models.model import Model, initial_arrays
 from fedtailor.models.parameter_layout import layout_of, part_finder_of
 from fedtailor.models.precision import DType, Precision
+from fedtailor.models.tasks import LossFunction, cross_entropy
 from fedtailor.models.tree_paths import path_of
 from fedtailor.models.wrapper import T, Wrapper
-from fedtailor.protocol import require
-from fedtailor.tasks import LossFunction, cross_entropy
 
 CONSTANTS = "constants of the network/"
 """How the names of arrays begin that a network has frozen itself (PyTorch's parameters

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float
 from numpy.typing import NDArray
 
+from fedtailor._base.choice import require
 from fedtailor.models.architecture import Architecture, Network
 from fedtailor.models.frozen_network import (
     PartlyFrozen,
@@ -30,7 +31,6 @@ from fedtailor.models.model import Model
 from fedtailor.models.parameter_layout import layout_of, part_finder_of
 from fedtailor.models.tree_paths import path_of, paths_of
 from fedtailor.models.wrapper import T
-from fedtailor.protocol import require
 
 BASE, ADAPTERS = "base", "adapters"
 A, B = "lora_a", "lora_b"

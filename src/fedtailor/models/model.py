@@ -26,8 +26,8 @@ from fedtailor.models.parameter_layout import (
 from fedtailor.models.part_finder import LayerInfo
 from fedtailor.models.parts import Part
 from fedtailor.models.precision import DType, Precision
+from fedtailor.models.tasks import LossFunction, Task, cross_entropy, task_of
 from fedtailor.protocol import Params
-from fedtailor.tasks import LossFunction, Task, cross_entropy, task_of
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtailor._base.choice import require
 from fedtailor.models.by_client import ByClient
 from fedtailor.models.layers import Dense
 from fedtailor.models.model import Model
 from fedtailor.models.parameter_layout import Layout, layout_of, part_finder_of
 from fedtailor.models.tree_paths import paths_of
-from fedtailor.protocol import ModelParts, client_ids, require
+from fedtailor.protocol import ModelParts, client_ids
 
 
 @dataclass(frozen=True)

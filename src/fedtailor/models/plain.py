@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from fedtailor._base.choice import require
+from fedtailor._base.entry_points import load_offered, module_of, named_in_file
 from fedtailor.models.architecture import Architecture
 from fedtailor.models.frozen_arrays import FrozenArrays, start_file
 from fedtailor.models.frozen_network import frozen
@@ -13,19 +15,15 @@ from fedtailor.models.low_rank import lora
 from fedtailor.models.model import Model
 from fedtailor.models.precision import FileDType, dtype_from_plain, plain_dtype
 from fedtailor.models.registry import ENTRY_POINTS, builders, find_builder
-from fedtailor.protocol import (
+from fedtailor.models.tasks import loss_of, plain_loss
+from fedtailor.protocol.plain import (
     ConfigError,
     KeyPath,
     check_choice_at,
     from_plain,
-    load_offered,
-    module_of,
-    named_in_file,
     parse,
-    require,
     to_plain,
 )
-from fedtailor.tasks import loss_of, plain_loss
 
 PRECISION = "precision"
 """The argument that each model has in a file: the type of its numbers."""

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import TypeVar
 
+from fedtailor._base.entry_points import find_registered
 from fedtailor.models.architecture import Architecture
-from fedtailor.protocol import find_registered
 
 ENTRY_POINTS = "fedtailor.models"
 """The group of entry points under which other packages offer models: functions that

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Shaped
 
-from fedtailor._documentation import see
+from fedtailor._base.documentation import see
 from fedtailor.models.architecture import Network
 from fedtailor.models.layered import Layered, StreamArchitecture
 from fedtailor.models.layers import Dense, InitStream, Layer, Stack

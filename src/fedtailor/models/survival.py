@@ -11,8 +11,8 @@ from jaxtyping import Array, Float
 from fedtailor.models.architecture import Network
 from fedtailor.models.model import Model
 from fedtailor.models.precision import DType, Precision
+from fedtailor.models.tasks import LossFunction, cross_entropy
 from fedtailor.models.wrapper import Wrapper
-from fedtailor.tasks import LossFunction, cross_entropy
 
 RISK_PART = "risk"
 """The part of a network that is the inner one."""

@@ -1,11 +1,10 @@
 """The types in which algorithms, clients, servers and executors talk to each other.
 
 Begin with `Algorithm` (algorithm.py), whose docstrings explain the rest. This package
-imports nothing else of fedtailor but what needs no JAX (modules with an underscore).
+imports nothing else of fedtailor but `_base`, which needs no JAX.
 """
 
-from fedtailor._about import About, InCommon, Sees
-from fedtailor._choice import check_choice, require, require_one_of
+from fedtailor._base.about import About, InCommon, Sees
 from fedtailor.protocol.algorithm import Algorithm, GlobalModel, Init
 from fedtailor.protocol.axes import along_axis, sums_type
 from fedtailor.protocol.cohort import Clients, Cohort, Examples, Population
@@ -15,15 +14,6 @@ from fedtailor.protocol.diagnostics import (
     LineDiagnostic,
     MatrixDiagnostic,
     TreeDiagnostic,
-)
-from fedtailor.protocol.entry_points import (
-    find_registered,
-    import_modules,
-    load_offered,
-    module_of,
-    named_in_file,
-    offered,
-    offered_names,
 )
 from fedtailor.protocol.errors import Diverged, RefusedStatistics
 from fedtailor.protocol.exchange import (
@@ -37,7 +27,6 @@ from fedtailor.protocol.exchange import (
     drive,
     on_host,
 )
-from fedtailor.protocol.field_docs import doc_without_fields, field_docs
 from fedtailor.protocol.hidden_rows import HiddenRows, Sums
 from fedtailor.protocol.hyperparameters import (
     MayBeInfinite,
@@ -86,19 +75,6 @@ from fedtailor.protocol.pipeline import (
     receive,
     send,
 )
-from fedtailor.protocol.plain import (
-    ConfigError,
-    KeyPath,
-    RefusedSettings,
-    check_choice_at,
-    check_trains,
-    configured,
-    flatten,
-    from_plain,
-    parse,
-    to_json,
-    to_plain,
-)
 from fedtailor.protocol.predictor import Mixture, NearestNeighbors, Predictor
 from fedtailor.protocol.sgd import SGD
 from fedtailor.protocol.state import ClientState, ServerState, server_state, state_name
@@ -119,7 +95,6 @@ __all__ = [
     "ClientUpdate",
     "Clients",
     "Cohort",
-    "ConfigError",
     "DataFacts",
     "Diagnostic",
     "Diverged",
@@ -134,7 +109,6 @@ __all__ = [
     "Inbox",
     "Init",
     "IntScalar",
-    "KeyPath",
     "LineDiagnostic",
     "LocalTrainer",
     "MatrixDiagnostic",
@@ -149,7 +123,6 @@ __all__ = [
     "Population",
     "Predictor",
     "PreprocessingFacts",
-    "RefusedSettings",
     "RefusedStatistics",
     "Sees",
     "ServerState",
@@ -164,44 +137,24 @@ __all__ = [
     "ZeroIsStatic",
     "along_axis",
     "announce",
-    "check_choice",
-    "check_choice_at",
-    "check_trains",
     "client_ids",
     "client_keys",
-    "configured",
     "decode",
-    "doc_without_fields",
     "draw_bits",
     "draw_uniform",
     "drive",
     "encode",
-    "field_docs",
-    "find_registered",
-    "flatten",
-    "from_plain",
     "hyperparameters",
-    "import_modules",
     "init_pipeline",
     "is_hyperparameters",
     "is_off",
-    "load_offered",
-    "module_of",
-    "named_in_file",
     "next_power_of_two",
     "noise_of",
-    "offered",
-    "offered_names",
     "on_host",
-    "parse",
     "receive",
-    "require",
-    "require_one_of",
     "send",
     "server_rng",
     "server_state",
     "state_name",
     "sums_type",
-    "to_json",
-    "to_plain",
 ]

@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Literal
 
 from jaxtyping import Array, Float
 
-from fedtailor._about import About, InCommon, Sees
+from fedtailor._base.about import About, InCommon, Sees
 from fedtailor.protocol.cohort import Cohort, Population
 from fedtailor.protocol.diagnostics import Diagnostic
 from fedtailor.protocol.exchange import Answers

@@ -1,6 +1,6 @@
 """Errors of a run that are not caused by a wrong argument."""
 
-from fedtailor._documentation import see
+from fedtailor._base.documentation import see
 
 LARGE_RATE = "a learning rate that is too large: try a tenth of it"
 """The likely cause of most divergences."""

@@ -39,7 +39,7 @@ computes the scores of the personal model on the splits "val" and "test".
 
 
 class BatchMetric(Protocol):
-    """The part of a metric that clients compute (`fedtailor.metrics.Metric`). Equal metrics
+    """The part of a metric that clients compute (`fedtailor.models.metrics.Metric`). Equal metrics
     share compiled programs.
     """
 

@@ -23,8 +23,8 @@ from typing import Annotated, Any, TypeGuard, TypeVar, dataclass_transform
 import jax
 import numpy as np
 
-from fedtailor._choice import require
-from fedtailor.protocol.field_docs import DocWithFields, doc_without_fields
+from fedtailor._base.choice import require
+from fedtailor._base.field_docs import DocWithFields, doc_without_fields
 
 # Markers in the metadata of `Annotated` types.
 _TRACED = "fedtailor: traced"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from jaxtyping import Array, Float, PyTree
 
-from fedtailor._choice import require
+from fedtailor._base.choice import require
 from fedtailor.protocol.cohort import Cohort, Population
 from fedtailor.protocol.exchange import ClientRows
 from fedtailor.protocol.local_trainer import LocalTrainer

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 
-from fedtailor._choice import check_choice
+from fedtailor._base.choice import check_choice
+from fedtailor._base.entry_points import offered
 from fedtailor.protocol.algorithm import Algorithm
-from fedtailor.protocol.entry_points import offered
 from fedtailor.protocol.hyperparameters import is_hyperparameters, require
 from fedtailor.protocol.sgd import SGD
 

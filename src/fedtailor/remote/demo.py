@@ -19,22 +19,22 @@ from typing import IO
 import numpy as np
 import polars as pl
 
-from fedtailor._memory import save_memory
-from fedtailor._printable import say, say_block
-from fedtailor.client.pool import client_split_sizes
-from fedtailor.experiments import scenarios
-from fedtailor.remote.client_store import ClientStore
-from fedtailor.remote.examples import read_all
-from fedtailor.remote.flower import require_flower
-from fedtailor.remote.job import read_job
-from fedtailor.remote.kit import JOB, make_federation, read_kit
-from fedtailor.remote.policy import POLICY
-from fedtailor.remote.processes import free_port, stop
+from fedtailor._base.memory import save_memory
+from fedtailor._base.printable import say, say_block
+from fedtailor.engine.client.pool import client_split_sizes
+from fedtailor.engine.runs import Run
+from fedtailor.engine.storage import Unusable, load_models
+from fedtailor.engine.storage.run_files import METRICS, read_frame
+from fedtailor.lab import scenarios
+from fedtailor.remote.client.policy import POLICY
+from fedtailor.remote.client.round_requests import PERSONAL
+from fedtailor.remote.client.store import ClientStore
+from fedtailor.remote.flower.common import require_flower
+from fedtailor.remote.flower.processes import free_port, stop
+from fedtailor.remote.job.examples import read_all
+from fedtailor.remote.job.job import read_job
+from fedtailor.remote.keys.kit import JOB, make_federation, read_kit
 from fedtailor.remote.simulation import simulate_job
-from fedtailor.remote.work import PERSONAL
-from fedtailor.runs import Run
-from fedtailor.storage import Unusable, load_models
-from fedtailor.storage.run_files import METRICS, read_frame
 
 NAMES = ("north", "east", "south", "west")
 METHOD = """\

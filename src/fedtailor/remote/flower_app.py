@@ -10,21 +10,21 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedtailor._memory import save_memory
-from fedtailor._printable import say
-from fedtailor.protocol import require
-from fedtailor.remote.audit import AuditLog
-from fedtailor.remote.client import audit_of, responder_of
-from fedtailor.remote.client_store import ClientStore
-from fedtailor.remote.coordinate import coordinate
-from fedtailor.remote.flower import require_flower, unwrap, wrap
-from fedtailor.remote.job import read_job
-from fedtailor.remote.keys import registered_form
-from fedtailor.remote.kit import COORDINATOR, JOB, read_kit, read_public_keys
-from fedtailor.remote.statistics import Statistics
-from fedtailor.remote.transport import Responder, answer_message
-from fedtailor.remote.waits import check_wait
-from fedtailor.storage.run_directory import MANIFEST
+from fedtailor._base.choice import require
+from fedtailor._base.memory import save_memory
+from fedtailor._base.printable import say
+from fedtailor.engine.storage.run_directory import MANIFEST
+from fedtailor.remote.client.audit import AuditLog
+from fedtailor.remote.client.client import audit_of, responder_of
+from fedtailor.remote.client.store import ClientStore
+from fedtailor.remote.flower.common import require_flower, unwrap, wrap
+from fedtailor.remote.job.job import read_job
+from fedtailor.remote.job.statistics import Statistics
+from fedtailor.remote.keys.keys import registered_form
+from fedtailor.remote.keys.kit import COORDINATOR, JOB, read_kit, read_public_keys
+from fedtailor.remote.server.coordinate import coordinate
+from fedtailor.remote.wire.transport import Responder, answer_message
+from fedtailor.remote.wire.waits import check_wait
 
 require_flower()  # sets Flower's environment before its first import
 
@@ -32,7 +32,7 @@ from flwr.app import Context, Message  # noqa: E402
 from flwr.clientapp import ClientApp  # noqa: E402
 from flwr.serverapp import Grid, ServerApp  # noqa: E402
 
-from fedtailor.remote.flower_server import GridTransport  # noqa: E402
+from fedtailor.remote.flower.server import GridTransport  # noqa: E402
 from fedtailor.remote.service import (  # noqa: E402
     Connection,
     agree_on_preprocessing,
@@ -40,7 +40,7 @@ from fedtailor.remote.service import (  # noqa: E402
 )
 
 if TYPE_CHECKING:
-    from fedtailor.remote.flower_internals import (
+    from fedtailor.remote.flower.internals import (
         HttpGrid,
     )
 

@@ -16,35 +16,37 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtailor._documentation import see
-from fedtailor._printable import say
+from fedtailor._base.choice import require
+from fedtailor._base.documentation import see
+from fedtailor._base.printable import say
 from fedtailor.aggregation.secure_sums import MIN_CLIENTS
-from fedtailor.client.private_steps import private_settings
-from fedtailor.federation import Federation
-from fedtailor.protocol import require
-from fedtailor.remote.client import account_of, responder_of
-from fedtailor.remote.client_store import ClientStore
-from fedtailor.remote.flower import require_flower
-from fedtailor.remote.job import Job, read_job
-from fedtailor.remote.keys import days_left
-from fedtailor.remote.kit import COORDINATOR, JOB, Kit, read_public_keys
-from fedtailor.remote.messages import ArraySpec, Request
-from fedtailor.remote.monitor import STATUS, Monitor, Status, monitor_server
-from fedtailor.remote.origin import Origins
-from fedtailor.remote.policy import read_policy
-from fedtailor.remote.processes import running_superlink
-from fedtailor.remote.refusals import Refusal
-from fedtailor.remote.releases import MAX_LENGTH, RELEASE, talk
-from fedtailor.remote.request_kind import AGREED, HELLO, INPUTS, STATISTICS
-from fedtailor.remote.run_log import RunLog, info_of
-from fedtailor.remote.statistics import (
+from fedtailor.data.federation import Federation
+from fedtailor.engine.client.private_steps import private_settings
+from fedtailor.engine.storage.lock import ProcessLock, is_held
+from fedtailor.engine.training.privacy import delta_of
+from fedtailor.remote.client.client import account_of, responder_of
+from fedtailor.remote.client.policy import read_policy
+from fedtailor.remote.client.store import ClientStore
+from fedtailor.remote.flower.common import require_flower
+from fedtailor.remote.flower.processes import running_superlink
+from fedtailor.remote.flower.superlink import LARGEST_BODY
+from fedtailor.remote.job.job import Job, read_job
+from fedtailor.remote.job.statistics import (
     Statistics,
     add_statistics,
     as_array,
     statistics_from_arrays,
 )
-from fedtailor.remote.superlink import LARGEST_BODY
-from fedtailor.remote.transport import (
+from fedtailor.remote.keys.keys import days_left
+from fedtailor.remote.keys.kit import COORDINATOR, JOB, Kit, read_public_keys
+from fedtailor.remote.server.monitor import STATUS, Monitor, Status, monitor_server
+from fedtailor.remote.wire.fingerprints import Origins
+from fedtailor.remote.wire.messages import ArraySpec, Request
+from fedtailor.remote.wire.refusals import Refusal
+from fedtailor.remote.wire.releases import MAX_LENGTH, RELEASE, talk
+from fedtailor.remote.wire.request_kind import AGREED, HELLO, INPUTS, STATISTICS
+from fedtailor.remote.wire.run_log import RunLog, info_of
+from fedtailor.remote.wire.transport import (
     ExchangeResult,
     PendingExchange,
     RequestHandler,
@@ -52,8 +54,6 @@ from fedtailor.remote.transport import (
     Transport,
     send_and_receive,
 )
-from fedtailor.storage.lock import ProcessLock, is_held
-from fedtailor.training.privacy import delta_of
 
 MOST_ROWS = 10**7
 """The largest number of rows of a client that is believed, unless the coordinator says
@@ -115,7 +115,7 @@ def connected(
         MachineFailed: the SuperLink did not start.
     """
     require_flower()
-    from fedtailor.remote.flower_server import (
+    from fedtailor.remote.flower.server import (
         GridTransport,
         KeyDirectory,
         open_grid,
@@ -162,7 +162,7 @@ def monitored(
     Raises:
         ValueError: the address is not valid or in use.
     """
-    from fedtailor.remote.flower_server import GridTransport
+    from fedtailor.remote.flower.server import GridTransport
 
     transport = connection.transport
     assert isinstance(transport, GridTransport)
@@ -552,7 +552,7 @@ def join(
             coordinator of the kit, or it refuses the client's key.
     """
     require_flower()
-    from fedtailor.remote.flower_client import FleetConnection, answer_messages
+    from fedtailor.remote.flower.client import FleetConnection, answer_messages
 
     stop = threading.Event()
     log = log if isinstance(log, RunLog) else _unless_it_fails(log)

@@ -4,16 +4,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from fedtailor.executors import DeviceExecutor, Settings
-from fedtailor.federation import Federation
-from fedtailor.protocol import drive, require
-from fedtailor.remote.job import Job
-from fedtailor.remote.plan import plan_of
-from fedtailor.remote.statistics import Statistics
-from fedtailor.runs import Run
-from fedtailor.runs.run import Store, create_training, executor_of, run_exchanges
-from fedtailor.storage.run_files import ANSWERS, read_answers
-from fedtailor.training import Callback, RunSpec, Training
+from fedtailor._base.choice import require
+from fedtailor.data.federation import Federation
+from fedtailor.engine.executors import DeviceExecutor, Settings
+from fedtailor.engine.runs import Run
+from fedtailor.engine.runs.run import Store, create_training, executor_of, run_exchanges
+from fedtailor.engine.storage.run_files import ANSWERS, read_answers
+from fedtailor.engine.training import Callback, RunSpec, Training
+from fedtailor.protocol import drive
+from fedtailor.remote.job.job import Job
+from fedtailor.remote.job.plan import plan_of
+from fedtailor.remote.job.statistics import Statistics
 
 
 def simulate_job(

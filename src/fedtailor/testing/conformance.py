@@ -17,14 +17,16 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtailor._printable import say_status
-from fedtailor.accounting import Wireless
-from fedtailor.executors import DeviceExecutor
-from fedtailor.federation import Federation
+from fedtailor._base.printable import say_status
+from fedtailor.aggregation.accounting import Wireless
+from fedtailor.data.federation import Federation
+from fedtailor.engine.executors import DeviceExecutor
+from fedtailor.engine.runs import run
+from fedtailor.engine.storage.run_files import LEDGER, METRICS
+from fedtailor.engine.training import LateClients, Participation, Training
+from fedtailor.engine.training.personal import personal_models
 from fedtailor.models import Classification, Model, cross_entropy
 from fedtailor.protocol import SGD, Algorithm, Exchange, RefusedStatistics, drive
-from fedtailor.runs import run
-from fedtailor.storage.run_files import LEDGER, METRICS
 from fedtailor.testing.problems import (
     EXACT,
     classification,
@@ -35,8 +37,6 @@ from fedtailor.testing.problems import (
     softmax_model,
     train,
 )
-from fedtailor.training import LateClients, Participation, Training
-from fedtailor.training.personal import personal_models
 
 GROUPS = np.array([0, 1, 0, 1, 1])
 UNSEEN = np.array([False, False, False, True, False])

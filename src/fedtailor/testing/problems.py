@@ -17,17 +17,17 @@ from jaxtyping import Array, Float
 from numpy.typing import ArrayLike, NDArray
 
 from fedtailor import models
-from fedtailor.executors import DeviceExecutor, Settings
-from fedtailor.federation import Federation, Ragged
+from fedtailor.data.federation import Federation, Ragged
+from fedtailor.engine.executors import DeviceExecutor, Settings
+from fedtailor.engine.runs import simulate
+from fedtailor.engine.training import Training
+from fedtailor.engine.training.late import LateClients
+from fedtailor.engine.training.participation import Participation
 from fedtailor.models import Model
 from fedtailor.models.layered import Layered
 from fedtailor.models.layers import Dense, InitStream, Relu, Reshape, Stack
 from fedtailor.models.normalization import BatchNorm
 from fedtailor.protocol import Algorithm, Answers, ClientRows, Cohort, drive
-from fedtailor.runs import simulate
-from fedtailor.training import Training
-from fedtailor.training.late import LateClients
-from fedtailor.training.participation import Participation
 
 BATCH = 8
 EXACT: dict[str, Any] = {"rtol": 1e-10, "atol": 1e-10}

@@ -33,6 +33,7 @@ import numpy as np
 from jaxtyping import Array, Float
 from numpy.typing import NDArray
 
+from fedtailor._base.choice import require
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.helpers.averaging import AveragedModels
 from fedtailor.algorithms.helpers.decompositions import eigh
@@ -50,7 +51,6 @@ from fedtailor.protocol import (
     ModelParts,
     Population,
     hyperparameters,
-    require,
     server_state,
     sums_type,
 )

@@ -7,15 +7,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, ScalarLike
 
-from fedtailor.protocol import (
-    SGD,
-    Batch,
-    LocalTrainer,
-    ModelPart,
-    Params,
-    is_off,
-    require,
-)
+from fedtailor._base.choice import require
+from fedtailor.protocol import SGD, Batch, LocalTrainer, ModelPart, Params, is_off
 
 Carry = TypeVar("Carry")
 """Any pytree that one step hands to the next."""

@@ -2,7 +2,8 @@
 
 from jaxtyping import Array, Float, ScalarLike
 
-from fedtailor.protocol import SGD, is_off, require
+from fedtailor._base.choice import require
+from fedtailor.protocol import SGD, is_off
 
 
 def proximal_term(

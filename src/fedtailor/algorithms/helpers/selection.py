@@ -3,7 +3,8 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from fedtailor.protocol import LocalTrainer, require, sums_type
+from fedtailor._base.choice import require
+from fedtailor.protocol import LocalTrainer, sums_type
 
 
 def closest(

@@ -5,6 +5,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 from numpy.typing import NDArray
 
+from fedtailor._base.choice import require
 from fedtailor.aggregation import ServerOptimizer
 from fedtailor.algorithms.helpers.averaging import AveragedModels, average_step
 from fedtailor.models import Part
@@ -16,7 +17,6 @@ from fedtailor.protocol import (
     ModelParts,
     Population,
     Streams,
-    require,
     server_state,
 )
 

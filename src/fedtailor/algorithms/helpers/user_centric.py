@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt64
 
+from fedtailor._base.choice import require
 from fedtailor.aggregation import Kernel, Probe, newcomer_weights
 from fedtailor.algorithms.helpers.last_uploads import LastUploads
 from fedtailor.protocol import (
@@ -29,7 +30,6 @@ from fedtailor.protocol import (
     MatrixDiagnostic,
     ServerState,
     Streams,
-    require,
     server_state,
 )
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import tyro
 
-from fedtailor._printable import say
+from fedtailor._base.printable import say
 
 DirArgument = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
 KitArgument = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="KIT")]
@@ -52,8 +52,8 @@ class RevokeOptions:
 
 def status(options: StatusOptions) -> int:
     """Prints the state of a coordinator."""
-    from fedtailor.remote.kit import COORDINATOR
-    from fedtailor.remote.monitor import STATUS, read_status
+    from fedtailor.remote.keys.kit import COORDINATOR
+    from fedtailor.remote.server.monitor import STATUS, read_status
     from fedtailor.remote.service import is_served
 
     coordinator = options.dir / COORDINATOR
@@ -84,9 +84,9 @@ def _moment(seconds: float) -> str:
 
 def renew(options: RenewOptions) -> int:
     """Makes a certificate or keys anew."""
-    from fedtailor.protocol import require
-    from fedtailor.remote.flower import require_flower
-    from fedtailor.remote.kit import renew_certificate, renew_keys
+    from fedtailor._base.choice import require
+    from fedtailor.remote.flower.common import require_flower
+    from fedtailor.remote.keys.kit import renew_certificate, renew_keys
 
     require_flower()
     kits = options.dir / "kits"
@@ -112,7 +112,7 @@ def renew(options: RenewOptions) -> int:
 
 def revoke(options: RevokeOptions) -> int:
     """Takes a client out."""
-    from fedtailor.remote.kit import revoke as revoke_client
+    from fedtailor.remote.keys.kit import revoke as revoke_client
 
     revoke_client(options.dir, options.client)
     say(

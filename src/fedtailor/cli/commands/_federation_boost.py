@@ -5,14 +5,14 @@ from pathlib import Path
 
 import tyro
 
-from fedtailor._printable import say, say_status
+from fedtailor._base.choice import require
+from fedtailor._base.printable import say, say_status
 from fedtailor.cli.commands._federation_clients import (
     agreed_statistics,
     ready_clients,
 )
 from fedtailor.cli.options import as_option
-from fedtailor.protocol import require
-from fedtailor.remote.waits import check_wait
+from fedtailor.remote.wire.waits import check_wait
 
 
 @dataclass(frozen=True)
@@ -41,12 +41,12 @@ class Boost:
 def boost(options: Boost) -> int:
     """Boosts trees over the clients."""
     from fedtailor.cli.progress import explain_interrupt
-    from fedtailor.remote.boosting_server import FOLDER, boost_clients, check_place
-    from fedtailor.remote.job import read_job
-    from fedtailor.remote.kit import COORDINATOR, JOB
+    from fedtailor.remote.job.job import read_job
+    from fedtailor.remote.job.statistics import Statistics
+    from fedtailor.remote.keys.kit import COORDINATOR, JOB
+    from fedtailor.remote.server.boosting import FOLDER, boost_clients, check_place
     from fedtailor.remote.service import connected
-    from fedtailor.remote.statistics import Statistics
-    from fedtailor.remote.transport import TooFewClients
+    from fedtailor.remote.wire.transport import TooFewClients
 
     job, coordinator = read_job(options.dir / JOB), options.dir / COORDINATOR
     directory = options.dir / FOLDER

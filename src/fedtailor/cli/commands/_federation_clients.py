@@ -4,14 +4,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedtailor._printable import say
+from fedtailor._base.printable import say
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from fedtailor.remote.job.statistics import Statistics
     from fedtailor.remote.service import Connection
-    from fedtailor.remote.statistics import Statistics
 
 
 def ready_clients(
@@ -31,7 +31,7 @@ def ready_clients(
     Returns:
         The numbers of rows [3] of each client.
     """
-    from fedtailor.remote.policy import default_policy_note
+    from fedtailor.remote.client.policy import default_policy_note
     from fedtailor.remote.service import MOST_ROWS, wait_for_clients
 
     job = connection.job
@@ -71,7 +71,7 @@ def agreed_statistics(
         ValueError: a client did not answer.
     """
     from fedtailor.remote.service import agree_on_preprocessing
-    from fedtailor.remote.transport import TooFewClients
+    from fedtailor.remote.wire.transport import TooFewClients
 
     job, transport = connection.job, connection.transport
     try:

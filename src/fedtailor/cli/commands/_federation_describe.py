@@ -5,16 +5,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedtailor._printable import say, say_block
+from fedtailor._base.choice import require
+from fedtailor._base.printable import say, say_block
 from fedtailor.cli.commands._federation_admin import DirArgument
 from fedtailor.cli.commands.describe import check_out, show_description
 from fedtailor.cli.options import as_option
-from fedtailor.protocol import require
-from fedtailor.remote.waits import check_wait
+from fedtailor.remote.wire.waits import check_wait
 
 if TYPE_CHECKING:
-    from fedtailor.remote.describing import Question
-    from fedtailor.remote.kit import Kit
+    from fedtailor.remote.client.describing import Question
+    from fedtailor.remote.keys.kit import Kit
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Describe:
 
 def describe(options: Describe) -> int:
     """Describes the clients' tables, or shows what one client would send."""
-    from fedtailor.remote.kit import read_kit
+    from fedtailor.remote.keys.kit import read_kit
 
     if options.data is not None:
         _preview(read_kit(options.dir), options)
@@ -66,15 +66,15 @@ def describe(options: Describe) -> int:
 
 
 def _describe(options: Describe) -> None:
-    from fedtailor.remote.describing import (
+    from fedtailor.remote.client.describing import (
         describe_clients,
         stored_description,
         what_is_sent,
     )
-    from fedtailor.remote.job import read_job
-    from fedtailor.remote.kit import COORDINATOR, JOB
+    from fedtailor.remote.job.job import read_job
+    from fedtailor.remote.keys.kit import COORDINATOR, JOB
     from fedtailor.remote.service import connected, wait_for_clients
-    from fedtailor.remote.transport import TooFewClients
+    from fedtailor.remote.wire.transport import TooFewClients
 
     job, coordinator = read_job(options.dir / JOB), options.dir / COORDINATOR
     question = _question(options)
@@ -122,8 +122,8 @@ def _bullets(lines: list[str]) -> list[str]:
 
 def _preview(kit: "Kit", options: Describe) -> None:
     """Prints what a client would send; of this, nothing leaves."""
-    from fedtailor.remote.describing import preview, what_is_sent
-    from fedtailor.remote.policy import read_policy
+    from fedtailor.remote.client.describing import preview, what_is_sent
+    from fedtailor.remote.client.policy import read_policy
 
     assert options.data is not None
     question, schema = _question(options), kit.job.schema
@@ -151,7 +151,7 @@ def _question(options: Describe) -> "Question | None":
     Raises:
         ValueError: a setting is not valid.
     """
-    from fedtailor.remote.describing import NOISY, Question
+    from fedtailor.remote.client.describing import NOISY, Question
 
     if options.epsilon is None:
         return None

@@ -8,9 +8,9 @@ import sys
 import textwrap
 from typing import TYPE_CHECKING, get_args
 
-from fedtailor._about import About, ModelsReceived, Sees
-from fedtailor._choice import check_choice, require
-from fedtailor._printable import output_width, say, say_block, say_status
+from fedtailor._base.about import About, ModelsReceived, Sees
+from fedtailor._base.choice import check_choice, require
+from fedtailor._base.printable import output_width, say, say_block, say_status
 from fedtailor.cli.names import parse_name_and_json
 from fedtailor.cli.typed_names import built_in_methods, others_offer_methods
 
@@ -122,8 +122,8 @@ def _parse_fact(arguments: list[str]) -> tuple[str | None, list[str]]:
 
 def _print_method(method: "type[Algorithm]", as_json: bool) -> None:
     """Prints the facts and the hyper-parameters of a method."""
+    from fedtailor._base.field_docs import doc_without_fields
     from fedtailor.cli.hyper import parameters
-    from fedtailor.protocol import doc_without_fields
 
     rows, doc = parameters(method()), doc_without_fields(method)
     if as_json:

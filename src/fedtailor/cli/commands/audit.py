@@ -7,7 +7,7 @@ from typing import Annotated
 
 import tyro
 
-from fedtailor._printable import one_line, say, say_status
+from fedtailor._base.printable import one_line, say, say_status
 from fedtailor.cli.options import check_counts, parse
 from fedtailor.cli.output import write_text
 
@@ -51,9 +51,9 @@ def audit(arguments: list[str]) -> int:
     options = parse(Options, arguments, "fedtailor audit")
     from fedtailor.deployment.auditing import audit_run, lines_of, write_audit
     from fedtailor.deployment.opening import open_run
-    from fedtailor.executors import Settings
-    from fedtailor.experiments.texts import given_model
-    from fedtailor.storage.digests import finite
+    from fedtailor.engine.executors import Settings
+    from fedtailor.engine.storage.digests import finite
+    from fedtailor.lab.experiments.option_text import given_model
 
     settings = Settings(devices=options.devices)
     run = open_run(options.run, model=given_model(options.model), settings=settings)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import tyro
 
-from fedtailor._printable import say
+from fedtailor._base.printable import say
 from fedtailor.cli.options import parse
 from fedtailor.cli.output import write_text
 
@@ -34,7 +34,7 @@ def card(arguments: list[str]) -> int:
     options = parse(Options, arguments, "fedtailor card")
     from fedtailor.deployment.card import model_card
     from fedtailor.deployment.opening import runs_of_clients
-    from fedtailor.experiments.texts import given_model
+    from fedtailor.lab.experiments.option_text import given_model
 
     runs = runs_of_clients(options.run, [options.client], given_model(options.model))
     run = runs[options.client]

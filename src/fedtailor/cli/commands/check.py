@@ -10,10 +10,10 @@ from typing import Annotated
 import tyro
 
 from fedtailor import algorithms
-from fedtailor._printable import say, say_block
+from fedtailor._base.printable import say, say_block
 from fedtailor.cli.failures import DONE, FAILED
 from fedtailor.cli.options import parse
-from fedtailor.storage import check as check_path
+from fedtailor.engine.storage import check as check_path
 
 assert algorithms.__all__  # importing them registers the states that checkpoints hold
 

@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from fedtailor._printable import say, say_block
+from fedtailor._base.choice import require
+from fedtailor._base.printable import say, say_block
 from fedtailor.cli.advice import as_typed, as_typed_text
 from fedtailor.cli.commands.finalize import say_models, write_final
 from fedtailor.cli.commands.report import report
@@ -19,23 +20,25 @@ from fedtailor.cli.options import (
     check_seeds,
     parse,
 )
-from fedtailor.cli.own_table import TableComparisonOptions, prepare_table_experiment
 from fedtailor.cli.progress import (
     explain_interrupt,
     progress_over_runs,
     progress_over_settings,
 )
-from fedtailor.executors import Settings
-from fedtailor.experiments.compare import Comparison
-from fedtailor.experiments.experiment import in_precision, load_experiment
-from fedtailor.experiments.plan import PlannedRuns
-from fedtailor.experiments.sharing import Shard
+from fedtailor.cli.table_experiment import (
+    TableComparisonOptions,
+    prepare_table_experiment,
+)
+from fedtailor.data.tables import ENDINGS
+from fedtailor.engine.executors import Settings
+from fedtailor.lab.experiments.compare import Comparison
+from fedtailor.lab.experiments.experiment import in_precision, load_experiment
+from fedtailor.lab.experiments.plan import PlannedRuns
+from fedtailor.lab.experiments.sharing import Shard
+from fedtailor.lab.report.comparison import format_parameters
+from fedtailor.lab.report.overview import duration
+from fedtailor.lab.results.tables import ReportTable
 from fedtailor.models.precision import FileDType
-from fedtailor.protocol import require
-from fedtailor.report.comparison import format_parameters
-from fedtailor.report.overview import duration
-from fedtailor.report.tables import ReportTable
-from fedtailor.tables import ENDINGS
 
 USAGE = "fedtailor compare EXPERIMENT.toml|TABLE.csv|TABLE.parquet [options]"
 
@@ -193,7 +196,7 @@ def _print_plan(comparison: Comparison, options: Options) -> int:
         title += f" and up to {content['added_runs']} more to bracket the best settings"
     if content["finished"]:
         title += f", {content['finished']} of them finished"
-    ends_early = experiment.file.until_still
+    ends_early = experiment.file.until_converged
     headers = [
         "rounds,\nat most" if header == "rounds" and ends_early else header
         for header in PLAN_HEADERS

@@ -9,18 +9,18 @@ from pathlib import Path
 from time import perf_counter
 
 import fedtailor.algorithms as methods
-from fedtailor._printable import say, say_block
+from fedtailor._base.printable import say, say_block
 from fedtailor.cli.options import check_counts, parse
 from fedtailor.cli.progress import explain_interrupt, progress_of
-from fedtailor.experiments import scenarios
-from fedtailor.experiments.scenario import Scenario
+from fedtailor.engine.runs import run
+from fedtailor.engine.storage.run_files import MANIFEST
+from fedtailor.lab import scenarios
+from fedtailor.lab.report import StoredRun, costs, drawing
+from fedtailor.lab.results.stored import RunsByScenario
+from fedtailor.lab.results.tables import ReportTable
+from fedtailor.lab.results.units import unit_of
+from fedtailor.lab.scenarios.scenario import Scenario
 from fedtailor.protocol import Algorithm
-from fedtailor.report import StoredRun, costs, drawing
-from fedtailor.report.stored import RunsByScenario
-from fedtailor.report.tables import ReportTable
-from fedtailor.report.units import unit_of
-from fedtailor.runs import run
-from fedtailor.storage.run_files import MANIFEST
 
 SCENARIOS = ("digits-rotated", "digits-permuted")
 SEEDS = (0, 1, 2)

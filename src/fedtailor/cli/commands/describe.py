@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from fedtailor._printable import markdown_text, say, say_block
+from fedtailor._base.choice import require
+from fedtailor._base.printable import markdown_text, say, say_block
 from fedtailor.cli.options import parse
 from fedtailor.cli.output import write_text
-from fedtailor.protocol import require
-from fedtailor.tables import ENDINGS
+from fedtailor.data.tables import ENDINGS
 
 if TYPE_CHECKING:
-    from fedtailor.tables.description import Description
+    from fedtailor.data.tables.description import Description
 
 OUTPUTS = (".md", ".html", ".json")
 
@@ -56,7 +56,7 @@ class Options:
 def describe(arguments: list[str]) -> int:
     """Prints the description of a table."""
     from fedtailor.cli.advice import as_typed
-    from fedtailor.tables.describing import describe_table
+    from fedtailor.data.tables.describing import describe_table
 
     options = parse(Options, arguments, "fedtailor describe")
     require(
@@ -103,15 +103,15 @@ def show_description(
         as_json: whether to print JSON.
         out: the file; None = the standard output.
     """
-    from fedtailor.report.description import (
+    from fedtailor.engine.storage.digests import finite
+    from fedtailor.lab.report.description import (
         as_markdown,
         description_as_dict,
         description_page,
         description_tables,
         sentences,
     )
-    from fedtailor.report.page import write_page
-    from fedtailor.storage.digests import finite
+    from fedtailor.lab.report.page import write_page
 
     suffix = "" if out is None else out.suffix.lower()
     if as_json or suffix == ".json":

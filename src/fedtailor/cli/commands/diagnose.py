@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from fedtailor._printable import one_line, say_block
+from fedtailor._base.choice import require
+from fedtailor._base.printable import one_line, say_block
 from fedtailor.algorithms import FedAvg
 from fedtailor.cli.advice import as_typed, as_typed_text
 from fedtailor.cli.names import print_help_or_raise
@@ -17,20 +18,19 @@ from fedtailor.cli.options import (
     check_seeds,
     parse,
 )
-from fedtailor.cli.own_table import changed_options, table_description
 from fedtailor.cli.sizes import sizes_of, with_sizes
-from fedtailor.diagnosis import RESTS_ON, RaceEntry
-from fedtailor.executors import Settings
-from fedtailor.experiments import scenarios
-from fedtailor.experiments.diagnose import Advice
-from fedtailor.experiments.diagnose import diagnose as diagnose_federation
-from fedtailor.experiments.scenario import Scenario
-from fedtailor.experiments.texts import architecture_of_text
-from fedtailor.federation import Federation
+from fedtailor.cli.table_experiment import changed_options, table_description
+from fedtailor.data.federation import Federation
+from fedtailor.data.tables import ENDINGS, TableOptions, from_table
+from fedtailor.engine.executors import Settings
+from fedtailor.engine.storage.digests import finite
+from fedtailor.lab import scenarios
+from fedtailor.lab.experiments.diagnose import Advice
+from fedtailor.lab.experiments.diagnose import diagnose as diagnose_federation
+from fedtailor.lab.experiments.option_text import architecture_of_text
+from fedtailor.lab.scenarios.scenario import Scenario
 from fedtailor.models import Architecture, conv1d, logistic
-from fedtailor.protocol import require
-from fedtailor.storage.digests import finite
-from fedtailor.tables import ENDINGS, TableOptions, from_table
+from fedtailor.statistics.diagnosis import RESTS_ON, RaceEntry
 
 if TYPE_CHECKING:
     import polars as pl

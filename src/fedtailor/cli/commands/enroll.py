@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from fedtailor._printable import say
+from fedtailor._base.printable import say
 from fedtailor.cli.advice import as_typed
 from fedtailor.cli.options import parse
 
@@ -47,10 +47,10 @@ class Options:
 def enroll(arguments: list[str]) -> int:
     """Enrolls a newcomer and writes its model."""
     options = parse(Options, arguments, "fedtailor enroll")
+    from fedtailor._base.choice import require
     from fedtailor.deployment.opening import open_run
     from fedtailor.deployment.predictions import read_newcomer
-    from fedtailor.experiments.texts import given_model
-    from fedtailor.protocol import require
+    from fedtailor.lab.experiments.option_text import given_model
 
     is_occupied = options.out.exists() and (
         not options.out.is_dir() or any(options.out.iterdir())

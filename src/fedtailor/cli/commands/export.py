@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from fedtailor._printable import say
+from fedtailor._base.printable import say
 from fedtailor.cli.options import parse
 
 
@@ -40,14 +40,14 @@ class Options:
 def export(arguments: list[str]) -> int:
     """Exports the personal models with their cards."""
     options = parse(Options, arguments, "fedtailor export")
+    from fedtailor._base.choice import require
     from fedtailor.deployment.calibration import calibration_at
     from fedtailor.deployment.card import write_cards
     from fedtailor.deployment.onnx_export import export_onnx
     from fedtailor.deployment.opening import runs_of_clients
-    from fedtailor.experiments.texts import given_model
-    from fedtailor.protocol import require
-    from fedtailor.storage import Damaged, export_models
-    from fedtailor.storage.calibration_file import write_calibration
+    from fedtailor.engine.storage import Damaged, export_models
+    from fedtailor.engine.storage.calibration_file import write_calibration
+    from fedtailor.lab.experiments.option_text import given_model
 
     clients = tuple(dict.fromkeys(options.clients)) or None
     network = given_model(options.model)

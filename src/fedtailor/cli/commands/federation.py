@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 import numpy as np
 import tyro
 
-from fedtailor._choice import MachineFailed
-from fedtailor._memory import save_memory
-from fedtailor._printable import csv_of_frame, say, say_block, say_status
+from fedtailor._base.choice import MachineFailed, require
+from fedtailor._base.memory import save_memory
+from fedtailor._base.printable import csv_of_frame, say, say_block, say_status
 from fedtailor.cli.commands._federation_admin import (
     DirArgument,
     KitArgument,
@@ -35,18 +35,17 @@ from fedtailor.cli.commands._federation_describe import Describe, describe
 from fedtailor.cli.names import HELP
 from fedtailor.cli.options import as_option, check_counts, parse
 from fedtailor.cli.output import write_text
-from fedtailor.protocol import require
-from fedtailor.remote.waits import MAX_WAIT_S, check_wait
+from fedtailor.remote.wire.waits import MAX_WAIT_S, check_wait
 
 if TYPE_CHECKING:
     import polars as pl
 
-    from fedtailor.remote.job import Job, Schema
-    from fedtailor.remote.kit import Kit
-    from fedtailor.remote.policy import Policy
-    from fedtailor.remote.statistics import Statistics
-    from fedtailor.storage import PersonalModel
-    from fedtailor.training import Training
+    from fedtailor.engine.storage import PersonalModel
+    from fedtailor.engine.training import Training
+    from fedtailor.remote.client.policy import Policy
+    from fedtailor.remote.job.job import Job, Schema
+    from fedtailor.remote.job.statistics import Statistics
+    from fedtailor.remote.keys.kit import Kit
 
 RUN_DIRECTORY = "run"
 """Subdirectory of a federation's directory that contains its run."""
@@ -261,11 +260,16 @@ def federation(arguments: list[str]) -> int:
 
 
 def _init(options: InitOptions) -> int:
-    from fedtailor.remote.flower import require_flower
-    from fedtailor.remote.job import read_job
-    from fedtailor.remote.job_template import columns_of
-    from fedtailor.remote.kit import COORDINATOR, JOB, make_federation, read_public_keys
-    from fedtailor.remote.policy import default_policy_note
+    from fedtailor.remote.client.policy import default_policy_note
+    from fedtailor.remote.flower.common import require_flower
+    from fedtailor.remote.job.job import read_job
+    from fedtailor.remote.job.job_template import columns_of
+    from fedtailor.remote.keys.kit import (
+        COORDINATOR,
+        JOB,
+        make_federation,
+        read_public_keys,
+    )
     from fedtailor.remote.service import check_client_count
 
     require_flower()
@@ -320,15 +324,15 @@ def _init(options: InitOptions) -> int:
 
 def _serve(options: ServeOptions) -> int:
     from fedtailor.cli.progress import explain_interrupt, progress_of
-    from fedtailor.remote.coordinate import coordinate
-    from fedtailor.remote.kit import COORDINATOR
-    from fedtailor.remote.run_log import RunLog
+    from fedtailor.engine.storage.run_files import MANIFEST
+    from fedtailor.engine.training import AfterRound
+    from fedtailor.lab.trackers import find_trackers
+    from fedtailor.remote.job.statistics import Statistics, decorrelation_note
+    from fedtailor.remote.keys.kit import COORDINATOR
+    from fedtailor.remote.server.coordinate import coordinate
     from fedtailor.remote.service import Greeter, connected, monitored
-    from fedtailor.remote.statistics import Statistics, decorrelation_note
-    from fedtailor.remote.transport import TooFewClients
-    from fedtailor.storage.run_files import MANIFEST
-    from fedtailor.trackers import find_trackers
-    from fedtailor.training import AfterRound
+    from fedtailor.remote.wire.run_log import RunLog
+    from fedtailor.remote.wire.transport import TooFewClients
 
     has_run = (options.dir / RUN_DIRECTORY / MANIFEST).exists()
     require(
@@ -425,10 +429,10 @@ def _print_scores(training: "Training", directory: Path | None) -> None:
 
 
 def _join(options: JoinOptions) -> int:
-    from fedtailor.remote.flower import require_flower
-    from fedtailor.remote.kit import read_kit
-    from fedtailor.remote.run_log import RunLog
+    from fedtailor.remote.flower.common import require_flower
+    from fedtailor.remote.keys.kit import read_kit
     from fedtailor.remote.service import join
+    from fedtailor.remote.wire.run_log import RunLog
 
     if options.init_policy:
         return _init_policy(read_kit(options.kit))
@@ -442,7 +446,7 @@ def _join(options: JoinOptions) -> int:
 
 def _init_policy(kit: "Kit") -> int:
     """Writes the default policy, and says whether the job keeps to it."""
-    from fedtailor.remote.policy import read_policy, write_policy
+    from fedtailor.remote.client.policy import read_policy, write_policy
 
     path = write_policy(kit.directory, kit.job)
     # One whose file did not fit has left an empty directory with a lock.
@@ -458,7 +462,7 @@ def _init_policy(kit: "Kit") -> int:
 
 def _say_policy(policy: "Policy", job: "Job") -> None:
     """Prints what a policy allows, and whether it allows the job."""
-    from fedtailor.remote.promises import said
+    from fedtailor.remote.client.promises import said
 
     for line in (*policy.describe(job), *said(policy, job)):
         say(f"  {line}")
@@ -469,9 +473,9 @@ def _say_policy(policy: "Policy", job: "Job") -> None:
 
 
 def _policy(options: PolicyOptions) -> int:
-    from fedtailor.remote.client import account_of
-    from fedtailor.remote.kit import read_kit
-    from fedtailor.remote.policy import POLICY, read_policy
+    from fedtailor.remote.client.client import account_of
+    from fedtailor.remote.client.policy import POLICY, read_policy
+    from fedtailor.remote.keys.kit import read_kit
 
     kit = read_kit(options.kit)
     has_file = (kit.directory / POLICY).exists()
@@ -489,10 +493,10 @@ def _policy(options: PolicyOptions) -> int:
 def _audit(options: AuditOptions) -> int:
     import json
 
-    from fedtailor.remote.audit import read_audit
-    from fedtailor.remote.client import account_of
-    from fedtailor.remote.kit import read_kit
-    from fedtailor.remote.request_kind import TRAINING
+    from fedtailor.remote.client.audit import read_audit
+    from fedtailor.remote.client.client import account_of
+    from fedtailor.remote.keys.kit import read_kit
+    from fedtailor.remote.wire.request_kind import TRAINING
 
     kit = read_kit(options.kit)
     entries = list(read_audit(kit.state))
@@ -525,13 +529,13 @@ def _audit(options: AuditOptions) -> int:
 def _predict(options: PredictOptions) -> int:
     import polars as pl
 
-    from fedtailor.remote.client_store import ClientStore
-    from fedtailor.remote.kit import read_kit
-    from fedtailor.remote.plan import plan_of
-    from fedtailor.remote.statistics import Statistics, read_table
-    from fedtailor.remote.table import read_rows
-    from fedtailor.remote.work import PERSONAL, load_own
-    from fedtailor.tables.windows import windows_to_predict
+    from fedtailor.data.tables.windows import windows_to_predict
+    from fedtailor.remote.client.round_requests import PERSONAL, load_own
+    from fedtailor.remote.client.store import ClientStore
+    from fedtailor.remote.job.plan import plan_of
+    from fedtailor.remote.job.statistics import Statistics, read_table
+    from fedtailor.remote.job.table import read_rows
+    from fedtailor.remote.keys.kit import read_kit
 
     kit = read_kit(options.kit)
     directory = ClientStore(kit.state, kit.job.identity).directory
@@ -580,8 +584,8 @@ def _threshold(path: Path, name: str, coverage: float) -> float:
     Raises:
         ValueError: the client had no validation rows, or the coverage is none.
     """
-    from fedtailor.conformal import conformal_rank, require_coverage
-    from fedtailor.storage.calibration_file import CALIBRATION, read_calibration
+    from fedtailor.engine.storage.calibration_file import CALIBRATION, read_calibration
+    from fedtailor.statistics.conformal import conformal_rank, require_coverage
 
     require_coverage(coverage)
     require(
@@ -656,12 +660,12 @@ def predictions_of(
 
 def _simulate(options: SimulateOptions) -> int:
     from fedtailor.cli.progress import progress_of
-    from fedtailor.remote.examples import read_all
-    from fedtailor.remote.job import read_job
-    from fedtailor.remote.kit import COORDINATOR, JOB, read_public_keys
+    from fedtailor.engine.training import AfterRound
+    from fedtailor.remote.job.examples import read_all
+    from fedtailor.remote.job.job import read_job
+    from fedtailor.remote.job.statistics import decorrelation_note
+    from fedtailor.remote.keys.kit import COORDINATOR, JOB, read_public_keys
     from fedtailor.remote.simulation import simulate_job
-    from fedtailor.remote.statistics import decorrelation_note
-    from fedtailor.training import AfterRound
 
     job = read_job(options.dir / JOB)
     names = list(read_public_keys(options.dir / COORDINATOR))

@@ -8,11 +8,15 @@ from typing import Annotated, Literal
 
 import tyro
 
-from fedtailor._printable import say
+from fedtailor._base.printable import say
 from fedtailor.cli.options import parse
 from fedtailor.cli.output import write_text
-from fedtailor.storage.final_models import DEFAULT_FOLDER, FinalModels, read_final
-from fedtailor.storage.run_files import COMPARISON_INDEX
+from fedtailor.engine.storage.final_models import (
+    DEFAULT_FOLDER,
+    FinalModels,
+    read_final,
+)
+from fedtailor.engine.storage.run_files import COMPARISON_INDEX
 
 FEDERATED_TREES = "trees-federated"
 """The baseline whose models can be refitted."""
@@ -89,7 +93,7 @@ def write_final(
     """Refits the chosen methods, and says where the models are."""
     from fedtailor.cli.progress import explain_interrupt, progress_of
     from fedtailor.deployment.finalizing import finalize as refit
-    from fedtailor.experiments.texts import given_model
+    from fedtailor.lab.experiments.option_text import given_model
 
     with explain_interrupt("stopped; nothing was written"):
         directory, record = refit(

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 import polars as pl
 import tyro
 
-from fedtailor._printable import say
+from fedtailor._base.printable import say
 from fedtailor.cli.options import check_counts, parse
 from fedtailor.cli.progress import progress_of
 
 if TYPE_CHECKING:
-    from fedtailor.runs import Run
+    from fedtailor.engine.runs import Run
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,8 @@ def forget(arguments: list[str]) -> int:
     options = parse(Options, arguments, "fedtailor forget")
     from fedtailor.deployment import forget as retrain
     from fedtailor.deployment import open_run
-    from fedtailor.executors import Settings
-    from fedtailor.experiments.texts import given_model
+    from fedtailor.engine.executors import Settings
+    from fedtailor.lab.experiments.option_text import given_model
 
     settings = Settings(devices=options.devices)
     run = open_run(

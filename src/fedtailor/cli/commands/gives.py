@@ -9,7 +9,7 @@ from typing import Annotated
 
 import tyro
 
-from fedtailor._printable import say, say_status
+from fedtailor._base.printable import say, say_status
 from fedtailor.cli.options import check_counts, parse
 from fedtailor.cli.output import write_text
 
@@ -50,9 +50,9 @@ class Options:
 def gives(arguments: list[str]) -> int:
     """Prints what each client gives."""
     options = parse(Options, arguments, "fedtailor gives")
-    from fedtailor.deployment.giving import runs_at, who_gives
-    from fedtailor.executors import Settings
-    from fedtailor.experiments.texts import given_model
+    from fedtailor.deployment.contributions import runs_at, who_gives
+    from fedtailor.engine.executors import Settings
+    from fedtailor.lab.experiments.option_text import given_model
 
     if not options.runs:
         raise ValueError("name the results of a comparison, or runs of one method")

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from fedtailor._printable import say, say_block
+from fedtailor._base.printable import say, say_block
 from fedtailor.cli.options import parse
 
 
@@ -62,8 +62,8 @@ def _sort_key(entry: dict[str, Any]) -> tuple[str, int, bool, float]:
 
 
 def _show(title: str, entries: list[dict[str, Any]], *, of_client: bool) -> None:
-    from fedtailor.report.tables import ReportTable
-    from fedtailor.report.units import unit_of
+    from fedtailor.lab.results.tables import ReportTable
+    from fedtailor.lab.results.units import unit_of
 
     unit = unit_of(entries[0]["metric"])
 

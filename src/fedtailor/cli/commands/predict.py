@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from fedtailor._printable import csv_of_frame, say, say_status
+from fedtailor._base.printable import csv_of_frame, say, say_status
 from fedtailor.cli.advice import as_typed
 from fedtailor.cli.options import parse
 from fedtailor.cli.output import write_text
@@ -72,7 +72,7 @@ def predict(arguments: list[str]) -> int:
     )
     from fedtailor.deployment.opening import models_at
     from fedtailor.deployment.predictions import predictions
-    from fedtailor.experiments.texts import given_model
+    from fedtailor.lab.experiments.option_text import given_model
 
     network = given_model(options.model)
     client = None if options.client is None else [options.client]

@@ -8,12 +8,12 @@ from typing import Annotated
 
 import tyro
 
-from fedtailor._printable import say
+from fedtailor._base.choice import require
+from fedtailor._base.printable import say
 from fedtailor.cli.options import parse
-from fedtailor.protocol import require
-from fedtailor.report import document
-from fedtailor.report.experiment import experiments
-from fedtailor.report.page import page_of, write_page
+from fedtailor.lab.report import document
+from fedtailor.lab.report.page import page_of, write_page
+from fedtailor.lab.results.experiment import experiments
 
 
 @dataclass(frozen=True)

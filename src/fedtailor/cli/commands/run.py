@@ -6,31 +6,33 @@ from inspect import unwrap
 from pathlib import Path
 from typing import Annotated, Any
 
-from fedtailor._printable import say_block
+from fedtailor._base.choice import require
+from fedtailor._base.printable import say_block
 from fedtailor.algorithms.find import find_algorithm
 from fedtailor.cli.advice import as_typed
 from fedtailor.cli.names import print_help_or_raise
 from fedtailor.cli.options import check_counts, check_seeds, parse
 from fedtailor.cli.progress import explain_interrupt, progress_of
 from fedtailor.cli.sizes import sizes_of, with_sizes
-from fedtailor.executors import Settings
-from fedtailor.experiments import scenarios
-from fedtailor.experiments.scenario import Scenario
-from fedtailor.experiments.texts import (
+from fedtailor.engine.executors import Settings
+from fedtailor.engine.runs import Run
+from fedtailor.engine.runs import run as train
+from fedtailor.engine.runs.summary import as_lines
+from fedtailor.engine.storage.digests import finite
+from fedtailor.engine.storage.run_files import MANIFEST
+from fedtailor.engine.training import Sampling, as_participation
+from fedtailor.lab import scenarios
+from fedtailor.lab.experiments.option_text import (
     AUTO,
     architecture_of_text,
     late_of_text,
     uplink_of_texts,
 )
+from fedtailor.lab.scenarios.scenario import Scenario
+from fedtailor.lab.trackers import find_trackers
 from fedtailor.models.precision import FileDType
-from fedtailor.protocol import Algorithm, check_trains, is_hyperparameters, require
-from fedtailor.runs import Run
-from fedtailor.runs import run as train
-from fedtailor.runs.summary import as_lines
-from fedtailor.storage.digests import finite
-from fedtailor.storage.run_files import MANIFEST
-from fedtailor.trackers import find_trackers
-from fedtailor.training import Sampling, as_participation
+from fedtailor.protocol import Algorithm, is_hyperparameters
+from fedtailor.protocol.plain import check_trains
 
 USAGE = "fedtailor run ALGORITHM SCENARIO [options]"
 
@@ -60,7 +62,7 @@ class Options:
     uplink: tuple[str, ...] = ()
     """What happens to an update on its way to the mean: robust-mean:median, clip:0.5,
     gaussian-noise:1.0,norm=0.5, lies:sign-flip (in a simulation), top-k:0.01, quantize,
-    cast:bfloat16 (`fedtailor.pipelines`), in this order."""
+    cast:bfloat16 (`fedtailor.aggregation.pipelines`), in this order."""
     late: str | None = None
     """A server that does not wait for late clients: the number of answers for a step,
     with settings after it (5,weight=hinge,mean_delay=1,slowness=speeds.csv; `LateClients`).

@@ -4,11 +4,11 @@ import json
 from itertools import groupby
 from typing import Any
 
-from fedtailor._printable import say, say_block, say_status
+from fedtailor._base.printable import say, say_block, say_status
 from fedtailor.cli.names import parse_name_and_json
 from fedtailor.cli.sizes import parse_docstring
-from fedtailor.experiments import scenarios as scenario_registry
-from fedtailor.experiments.scenario import Scenario
+from fedtailor.lab import scenarios as scenario_registry
+from fedtailor.lab.scenarios.scenario import Scenario
 from fedtailor.models import logistic
 
 

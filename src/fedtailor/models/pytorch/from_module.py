@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedtailor._documentation import see
-from fedtailor._files import atomic_write
+from fedtailor._base.choice import require
+from fedtailor._base.documentation import see
+from fedtailor._base.files import atomic_write
 from fedtailor.models.model import Model
 from fedtailor.models.pytorch.check import check_conversion
 from fedtailor.models.pytorch.convert import convert, export_program, is_mixing
@@ -19,7 +20,6 @@ from fedtailor.models.pytorch.module import MICRO_BATCH, TorchModule
 from fedtailor.models.pytorch.operations import Unsupported
 from fedtailor.models.pytorch.optional import Tensor, TorchModuleType, pytorch
 from fedtailor.models.pytorch.start import Start, first_line, initializer
-from fedtailor.protocol import require
 
 OTHER_FORMATS = (".pt", ".pth", ".ckpt", ".bin", ".pkl", ".npz", ".npy", ".h5", ".onnx")
 """Endings of files that are no safetensors."""

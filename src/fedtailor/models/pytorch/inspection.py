@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Sequence
 from itertools import pairwise
 
+from fedtailor._base.choice import require
 from fedtailor.models.pytorch.check import random_like
 from fedtailor.models.pytorch.optional import Tensor, TorchModuleType, pytorch
 from fedtailor.models.pytorch.start import (
@@ -13,7 +14,6 @@ from fedtailor.models.pytorch.start import (
     copy_module,
     first_line,
 )
-from fedtailor.protocol import require
 
 
 def statistics_of(module: TorchModuleType, example: Tensor) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Array
 from numpy.typing import NDArray
 
-from fedtailor._documentation import see
+from fedtailor._base.documentation import see
 from fedtailor.models.pytorch.layout import Images
 from fedtailor.models.pytorch.optional import TorchModuleType, pytorch
 

@@ -1,0 +1,1 @@
+"""What every other room uses: files, printing, names, settings of the process."""

@@ -1,0 +1,440 @@
+"""A description of clients' tables, from counts and sums: no row of them is needed.
+
+Each client sends `ColumnSums` of its columns. From their total follow the edges of one
+histogram for each column of numbers, which all clients then count. Quantiles are read
+from the histograms, correlations from sums of products. What is compared between clients
+are shares of rows: in a bin, of a category, missing.
+
+A client of a federation of machines sends no count of fewer than `MIN_ROWS` rows: such a
+bin is counted to one nearer to the middle; what `sums` does with categories and missing
+cells is like it. Of a table on one's own machine nothing is hidden.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from operator import add
+from typing import Annotated
+
+import numpy as np
+import polars as pl
+from jaxtyping import Int64
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+
+from fedtailor.data.tables.decorrelation import MAX_DECORRELATED_INPUTS
+from fedtailor.data.tables.encoding import MIN_ROWS
+from fedtailor.data.tables.hiding import MAX_NAMES, Inputs, inputs_of, shown
+from fedtailor.data.tables.kinds import Kind
+from fedtailor.data.tables.sums import (
+    ColumnSums,
+    Count,
+    InputSums,
+)
+
+BINS = 20
+"""Number of bins of a histogram. The first and the last one have no outer edge."""
+
+STEP = 0.25
+"""Width of a bin in standard deviations, so that the inner edges lie within 2.25."""
+
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+
+
+class ClientCounts(BaseModel):
+    """What a client counts once the edges are known.
+
+    Attributes:
+        histograms: rows in each bin, of columns of numbers and dates; and of a target of
+            classes the rows of each class.
+        products: sums of products of the columns in deviations; None if the client has
+            too few rows, or there are too few or too many columns.
+    """
+
+    model_config = ConfigDict(
+        strict=True, extra="forbid", allow_inf_nan=False, frozen=True
+    )
+
+    histograms: Annotated[
+        dict[
+            str, Annotated[tuple[Count, ...], Field(strict=False, max_length=MAX_NAMES)]
+        ],
+        Field(max_length=10_000),
+    ]
+    products: InputSums | None = None
+
+
+class CountNoise(BaseModel):
+    """Noise that every client has added to its counts.
+
+    Attributes:
+        epsilon, delta: what one row of a client changes, at most.
+        deviation: standard deviation of the noise on a count.
+    """
+
+    model_config = ConfigDict(
+        strict=True, extra="forbid", allow_inf_nan=False, frozen=True
+    )
+
+    epsilon: Annotated[float, Field(gt=0)]
+    delta: Annotated[float, Field(gt=0, lt=1)]
+    deviation: Annotated[float, Field(ge=0)]
+
+
+class Description(BaseModel):
+    """Counts and sums of the tables of several clients.
+
+    Attributes:
+        kinds: kind of each column.
+        rows: number of rows of each client.
+        sums: client -> column -> its sums.
+        edges: inner edges of the histogram of each column of numbers or dates.
+        counts: client -> histograms and products.
+        correlated: the columns of the products, in their order.
+        least: counts of fewer rows are hidden; 1 = none.
+        noise: the noise on all counts; None without.
+        quantiles: `QUANTILES` of each column of numbers or dates, from its cells; none
+            where only counts are known.
+    """
+
+    model_config = ConfigDict(
+        strict=True, extra="forbid", allow_inf_nan=False, frozen=True
+    )
+
+    kinds: dict[str, Kind]
+    rows: dict[str, int]
+    sums: dict[str, dict[str, ColumnSums]]
+    edges: dict[str, Annotated[tuple[float, ...], Field(strict=False)]]
+    counts: dict[str, ClientCounts]
+    correlated: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    least: int = MIN_ROWS
+    noise: CountNoise | None = None
+    quantiles: dict[str, Annotated[tuple[float, ...], Field(strict=False)]] = Field(
+        default_factory=dict
+    )
+
+    @property
+    def clients(self) -> tuple[str, ...]:
+        """Names of the clients."""
+        return tuple(self.rows)
+
+    def total(self, column: str) -> ColumnSums:
+        """The sums of a column over all clients."""
+        return reduce(add, (self.sums[client][column] for client in self.clients))
+
+    def histogram(
+        self, column: str, clients: Sequence[str] | None = None
+    ) -> Int64[NDArray, " bins"]:
+        """Rows in each bin, over some clients (all by default)."""
+        chosen = self.clients if clients is None else clients
+        parts = [self.counts[client].histograms[column] for client in chosen]
+        return np.sum(np.array(parts, np.int64), axis=0)
+
+    def categories(self, column: str, clients: Sequence[str]) -> dict[str, int]:
+        """Rows of some clients by their category, "other" or "missing"."""
+        sums = reduce(add, (self.sums[client][column] for client in clients))
+        counts = {"missing": sums.missing}
+        if self.kinds[column] == "boolean":
+            yes = round(sums.mean * sums.count)
+            return counts | {"= yes": yes, "= no": sums.count - yes}
+        named = {f"= {name}": rows for name, rows in sums.categories.items()}
+        return counts | named | {"other": sums.rare}
+
+
+@dataclass(frozen=True)
+class Correlation:
+    """The correlation of two columns over the rows of all clients.
+
+    Attributes:
+        first, second: the columns.
+        r: Pearson's correlation. Missing cells count as the client's mean.
+        low, high: 95 % interval (Fisher's transformation).
+    """
+
+    first: str
+    second: str
+    r: float
+    low: float
+    high: float
+
+
+def edges_of(sums: ColumnSums, kind: Kind) -> tuple[float, ...] | None:
+    """The inner edges of a column's histogram; None for categories and booleans.
+
+    They follow from mean and deviation over all clients, as the smallest and the largest
+    number are those of single rows.
+    """
+    if kind not in ("number", "date") or not sums.count:
+        return None
+    steps = STEP * (np.arange(1, BINS) - BINS / 2)
+    return tuple((sums.mean + sums.deviation * steps).tolist())
+
+
+def even_edges(low: float, high: float) -> tuple[float, ...]:
+    """Inner edges of bins of one width, for a range that was named beforehand."""
+    return tuple(np.linspace(low, high, BINS + 1)[1:-1].tolist())
+
+
+def histogram_of(
+    values: pl.Series, kind: Kind, edges: Sequence[float], least: int = MIN_ROWS
+) -> tuple[int, ...]:
+    """Rows in each bin.
+
+    Args:
+        values: the cells, with null for missing ones.
+        kind: "number" or "date".
+        edges: the inner edges.
+        least: the least rows of a group (see `hiding.shown`, and `without_few`).
+    """
+    numbers = shown(values, kind, least).drop_nulls().to_numpy()
+    bins = np.searchsorted(edges, numbers, side="right")
+    counts = np.bincount(bins, minlength=len(edges) + 1)
+    return tuple(without_few(counts, least).tolist())
+
+
+def without_few(
+    counts: Int64[NDArray, " bins"], least: int = MIN_ROWS
+) -> Int64[NDArray, " bins"]:
+    """Counts in order, in which one below `least` is counted nearer to the middle.
+
+    From both ends rows are carried towards the middle bin until they are enough. So the
+    rows on the outer side of a bin that is shown, with the bin, are counted exactly
+    (`is_exact`).
+    """
+    shown, middle = np.zeros_like(counts), len(counts) // 2
+    carried = 0
+    for side in (range(middle), range(len(counts) - 1, middle, -1)):
+        held = 0
+        for place in side:
+            held += int(counts[place])
+            if held >= least:
+                shown[place], held = held, 0
+        carried += held
+    shown[middle] = carried + counts[middle]
+    if 0 < shown[middle] < least and shown.sum() > shown[middle]:
+        filled = np.flatnonzero(shown)
+        nearest = min(filled[filled != middle], key=lambda place: abs(place - middle))
+        shown[middle] += shown[nearest]
+        shown[nearest] = 0
+    return shown
+
+
+def is_exact(shown: Int64[NDArray, " bins"], edge: int, least: int) -> bool:
+    """Whether all rows below an edge are shown below it (see `without_few`).
+
+    Args:
+        shown: what `without_few` returns.
+        edge: the edge between the bins `edge` and `edge + 1`.
+        least: counts of fewer rows are hidden.
+    """
+    outer = edge if edge < len(shown) // 2 else edge + 1
+    return least == 1 or bool(shown[outer])
+
+
+def class_counts_of(
+    codes: NDArray[np.integer], classes: int, least: int = MIN_ROWS
+) -> tuple[int, ...]:
+    """Rows of each class; classes of fewer rows are counted to the largest one."""
+    counts = np.bincount(codes, minlength=classes)
+    few = (counts > 0) & (counts < least)
+    if few.any():
+        largest = int(counts.argmax())
+        moved = counts[few].sum()
+        counts[few] = 0
+        counts[largest] += moved if not few[largest] else len(codes)
+    return tuple(counts.tolist())
+
+
+def products_of(
+    columns: Mapping[str, pl.Series],
+    kinds: Mapping[str, Kind],
+    pooled: Mapping[str, ColumnSums],
+    correlated: Sequence[str],
+    least: int = MIN_ROWS,
+) -> InputSums | None:
+    """Sums of products of columns in deviations from the pooled mean.
+
+    Missing cells count as the client's own mean of the column. So what is sent follows from
+    the client's columns alone, up to the units, whatever pooled sums are given.
+
+    Args:
+        columns: the cells of the client.
+        kinds: kind of each column.
+        pooled: sums over all clients.
+        correlated: the columns to multiply.
+        least: the least rows of a group (see `hiding`); 1 = all products are wanted.
+
+    Returns:
+        The sums, where products that would lead to few rows are 0; None if the client has
+        too few rows for so many columns, or there are fewer than two.
+    """
+    if len(correlated) < 2:
+        return None
+    deviations, units, parts, means = [], [], list[Inputs](), []
+    for place, name in enumerate(correlated):
+        cells = shown(columns[name], kinds[name], least)
+        own = float(cells.mean() or 0.0)  # type: ignore[arg-type]
+        parts.append(inputs_of(cells, kinds[name], slice(place, place + 1)))
+        deviations.append((cells - own).fill_null(0.0).to_numpy())
+        units.append(1 / pooled[name].deviation)
+        means.append(
+            (own if len(cells.drop_nulls()) else pooled[name].mean) - pooled[name].mean
+        )
+    x = np.stack(deviations, axis=1).astype(np.float64)
+    try:
+        sums = InputSums.of_inputs(x, parts if least > 1 else None, np.diag(units))
+    except ValueError:
+        return None
+    return sums.model_copy(update={"mean": tuple(np.multiply(means, units).tolist())})
+
+
+def correlated_columns(
+    kinds: Mapping[str, Kind], pooled: Mapping[str, ColumnSums]
+) -> tuple[str, ...]:
+    """Columns whose products are sent: those of numbers that are not all equal.
+
+    Returns:
+        The columns; none if there are more than products are sent of.
+    """
+    names = [
+        name
+        for name, kind in kinds.items()
+        if kind != "category" and pooled[name].squares > 0
+    ]
+    return tuple(names) if len(names) <= MAX_DECORRELATED_INPUTS else ()
+
+
+def describe_columns(
+    columns: Mapping[str, pl.Series],
+    kinds: Mapping[str, Kind],
+    owners: Mapping[str, NDArray[np.integer]],
+    least: int = 1,
+) -> Description:
+    """Describe the columns of one table, whose rows belong to several clients.
+
+    With `least` of `MIN_ROWS` the same numbers come of it as if each client had sent its
+    sums.
+
+    Args:
+        columns: parsed cells, with null for missing ones.
+        kinds: kind of each column.
+        owners: client -> its rows.
+        least: counts of fewer rows are hidden; 1 = none.
+    """
+    sums = {
+        client: {
+            name: ColumnSums.of(values[rows], kinds[name], least=least)
+            for name, values in columns.items()
+        }
+        for client, rows in owners.items()
+    }
+    pooled = {
+        name: reduce(add, (of_client[name] for of_client in sums.values()))
+        for name in columns
+    }
+    edges = all_edges(kinds, pooled)
+    correlated = correlated_columns(kinds, pooled)
+    counts = {}
+    for client, rows in owners.items():
+        own = {name: values[rows] for name, values in columns.items()}
+        histograms = {
+            name: histogram_of(own[name], kinds[name], inner, least)
+            for name, inner in edges.items()
+        }
+        products = products_of(own, kinds, pooled, correlated, least)
+        counts[client] = ClientCounts(histograms=histograms, products=products)
+    return Description(
+        kinds=dict(kinds),
+        rows={client: len(rows) for client, rows in owners.items()},
+        sums=sums,
+        edges=edges,
+        counts=counts,
+        correlated=correlated,
+        least=least,
+        quantiles=(
+            {name: _quantiles(columns[name]) for name in edges} if least == 1 else {}
+        ),
+    )
+
+
+def _quantiles(values: pl.Series) -> tuple[float, ...]:
+    """`QUANTILES` of the cells that are not missing."""
+    present = values.drop_nulls().to_numpy()
+    return tuple(np.quantile(present, QUANTILES).tolist())
+
+
+def all_edges(
+    kinds: Mapping[str, Kind], pooled: Mapping[str, ColumnSums]
+) -> dict[str, tuple[float, ...]]:
+    """The inner edges of every column that has a histogram."""
+    edges = {}
+    for name, kind in kinds.items():
+        inner = edges_of(pooled[name], kind)
+        if inner is not None:
+            edges[name] = inner
+    return edges
+
+
+def quantile(
+    edges: Sequence[float], counts: Int64[NDArray, " bins"], level: float
+) -> tuple[float, str]:
+    """A quantile that is read from a histogram.
+
+    Within a bin rows are taken as spread evenly.
+
+    Returns:
+        The quantile, and "" or, where it lies in a bin without an outer edge, "<" or
+        ">": it is below or above the number.
+    """
+    total = counts.sum()
+    if not total:
+        return math.nan, ""
+    below = np.cumsum(counts)
+    place = int(np.searchsorted(below, level * total))
+    place = min(place, len(counts) - 1)
+    if place == 0:
+        return float(edges[0]), "<"
+    if place == len(counts) - 1:
+        return float(edges[-1]), ">"
+    inside = (level * total - below[place - 1]) / counts[place]
+    low, high = edges[place - 1], edges[place]
+    return float(low + inside * (high - low)), ""
+
+
+def correlations(description: Description) -> list[Correlation]:
+    """All correlations, the strongest first, each over the clients that sent products."""
+    parts = [counts.products for counts in description.counts.values()]
+    present = [part for part in parts if part is not None]
+    size = len(description.correlated)
+    rows, products = np.zeros((size, size)), np.zeros((size, size))
+    sums, squares = np.zeros((size, size)), np.zeros((size, size))
+    for part in present:
+        matrix, mean = part.matrix(), np.array(part.mean)
+        # A product that is exactly 0 is hidden, or one of equal cells.
+        is_sent = matrix != 0
+        rows += part.count * is_sent
+        sums += part.count * is_sent * mean[:, None]
+        squares += is_sent * (np.diag(matrix) + part.count * mean**2)[:, None]
+        products += is_sent * (matrix + part.count * np.outer(mean, mean))
+    result = []
+    for i, first in enumerate(description.correlated):
+        for j, second in enumerate(description.correlated[:i]):
+            count = int(rows[i, j])
+            if not count:
+                continue
+            variances = [squares[at] - sums[at] ** 2 / count for at in ((i, j), (j, i))]
+            if min(variances) <= 0:
+                continue
+            shared = products[i, j] - sums[i, j] * sums[j, i] / count
+            r = float(np.clip(shared / math.sqrt(math.prod(variances)), -1, 1))
+            low, high = _fisher_interval(r, count)
+            result.append(Correlation(second, first, r, low, high))
+    return sorted(result, key=lambda entry: -abs(entry.r))
+
+
+def _fisher_interval(r: float, rows: int) -> tuple[float, float]:
+    if rows <= 3 or abs(r) >= 1:
+        return (-1.0, 1.0) if rows <= 3 else (r, r)
+    center, half = math.atanh(r), 1.959964 / math.sqrt(rows - 3)
+    return math.tanh(center - half), math.tanh(center + half)

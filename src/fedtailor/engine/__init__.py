@@ -1,0 +1,1 @@
+"""Runs a method: one client, executors, rounds, runs and their directories."""

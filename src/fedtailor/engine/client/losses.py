@@ -1,0 +1,161 @@
+"""Losses over batches, of one model or of a mixture of models."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float
+
+from fedtailor._base.choice import require
+from fedtailor.models import Model
+from fedtailor.protocol import (
+    Batch,
+    IntScalar,
+    Mixture,
+    NearestNeighbors,
+    Params,
+    Predictor,
+    along_axis,
+)
+
+
+def mean_loss(
+    model: Model,
+    params: Params,
+    batch: Batch,
+    count: IntScalar,
+    key: Array | None = None,
+) -> Float[Array, ""]:
+    """The sum of a batch's losses divided by `count`.
+
+    Args:
+        model: the network and its loss.
+        params: its parameters.
+        batch: the examples.
+        count: the number of examples in the batch, or in all batches whose results are
+            added up to one mean.
+        key: a random key for dropout in a training step; None = evaluation mode.
+    """
+    outputs = model.logits(params, batch.x, key)
+    losses = model.losses(outputs, batch.y, batch.weight)
+    return _mean(losses, batch.weight, count)
+
+
+def training_loss(
+    model: Model, params: Params, batch: Batch, key: Array | None = None
+) -> tuple[Float[Array, ""], Params]:
+    """The mean loss of a batch in training mode.
+
+    Returns:
+        The mean loss, and the parameters with running statistics updated by the batch.
+    """
+    outputs, updated = model.train_outputs(params, batch.x, batch.weight, key)
+    losses = model.losses(outputs, batch.y, batch.weight)
+    return _mean(losses, batch.weight, batch.weight.sum()), updated
+
+
+def _mean(
+    losses: Float[Array, " b"], weight: Float[Array, " b"], count: ArrayLike
+) -> Float[Array, ""]:
+    """The sum of a batch's losses divided by `count`, or by 1 if that is 0."""
+    # Padding has weight 0. Its loss is finite, as it repeats real samples.
+    return jnp.vdot(losses, weight) / jnp.maximum(count, 1).astype(losses.dtype)
+
+
+def accumulated_gradient(
+    model: Model, params: Params, batch: Batch, micro_batch: int, key: Array | None
+) -> Params:
+    """The gradient of `training_loss`, accumulated over micro-batches whose activations
+    fit into the cache.
+
+    Args:
+        model: a model without running statistics, which every micro-batch would update.
+        params: its parameters.
+        batch: the examples.
+        micro_batch: examples in a micro-batch; divides the size of the batch.
+        key: a random key for the step.
+
+    Returns:
+        The gradient, a tree like `params`.
+    """
+    count = batch.weight.sum()
+    parts = len(batch.weight) // micro_batch
+    micro_batches = jax.tree.map(
+        lambda leaf: leaf.reshape(parts, micro_batch, *leaf.shape[1:]), batch
+    )
+
+    # The losses of a micro-batch are divided by the count of the whole batch, so that
+    # the gradients add up to that of the mean.
+    def accumulate(total: Params, part: Batch) -> tuple[Params, None]:
+        grads = jax.grad(mean_loss, argnums=1)(model, params, part, count, key)
+        return jax.tree.map(jnp.add, total, grads), None
+
+    zero = jax.tree.map(jnp.zeros_like, params)
+    grads, _ = jax.lax.scan(accumulate, zero, micro_batches)
+    return grads
+
+
+def outputs(model: Model, predictor: Predictor) -> Callable[[Array], Array]:
+    """A predictor as a function of inputs.
+
+    Returns:
+        x [b, ...] -> logits, or log-probabilities of a mixture: what the model's losses
+        are computed from.
+
+    Raises:
+        ValueError: a mixture of probabilities of a model that predicts no classes.
+    """
+    if isinstance(predictor, NearestNeighbors):
+        return _with_neighbors(model, predictor)
+    if isinstance(predictor, Mixture):
+        return _mixed(model, predictor)
+    params = model.params(predictor)
+    return lambda x: model.logits(params, x)
+
+
+def _mixed(model: Model, mixture: Mixture) -> Callable[[Array], Array]:
+    """A function of inputs x [b, ...]: the mean logits of several models, or the logarithms
+    of their mean probabilities.
+    """
+    require(
+        mixture.logits or model.classification,
+        "a mixture of probabilities needs a model of classes; this method cannot train"
+        " a model with another loss",
+    )
+    stacked = jax.vmap(model.params)(mixture.models)
+    weights = mixture.weights
+
+    def mixed(x: Array) -> Array:
+        # [k, b, ...]
+        logits = jax.vmap(lambda params: model.logits(params, x))(stacked)
+        if mixture.logits:
+            return jnp.tensordot(weights, logits, 1)
+        # We compute log sum_k w_k p_k in the log domain, so that small probabilities do
+        # not underflow. The first `where` avoids log(0), whose derivative would be NaN
+        # even though the second `where` discards the value.
+        positive_weights = jnp.where(weights > 0, weights, 1)
+        log_weights = jnp.where(weights > 0, jnp.log(positive_weights), -jnp.inf)
+        log_weights = along_axis(log_weights, 0, logits.ndim)
+        return jax.nn.logsumexp(model.log_probabilities(logits) + log_weights, axis=0)
+
+    return mixed
+
+
+def _with_neighbors(
+    model: Model, predictor: NearestNeighbors
+) -> Callable[[Array], Array]:
+    """A function of inputs x [b, ...]: the outputs of a model, combined with those of the
+    nearest neighbours among a client's examples.
+    """
+    params = model.params(predictor.model)
+
+    def combined(x: Array) -> Array:
+        # The distance of neighbours is that of their features, which the model's head
+        # needs as well.
+        features = model.features(params, x)
+        neighbors = predictor.probabilities(features, model.outputs)
+        outputs = model.head_outputs(params, features)
+        return predictor.combine(neighbors, outputs, predictor.share)
+
+    return combined

@@ -1,0 +1,88 @@
+"""Passes over a whole split, in evaluation mode: full gradients and metrics.
+
+They go block by block, so that memory does not grow with the client and clients of all
+sizes share a compiled program.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from fedtailor.engine.client.losses import mean_loss, outputs
+from fedtailor.protocol import BatchMetric, Params, Predictor
+
+if TYPE_CHECKING:
+    from fedtailor.engine.client.trainer import DeviceTrainer
+
+BLOCK = 128
+"""The number of samples in a block."""
+
+
+def gradient_over_range(
+    local: "DeviceTrainer",
+    theta: Float[Array, " d"],
+    first: Int[Array, ""],
+    end: Int[Array, ""],
+    purpose: str | None,
+) -> Float[Array, " d"]:
+    """`LocalTrainer.gradient`: the gradient of the mean loss over the training samples in
+    [first, end).
+    """
+    count = end - first
+    # With a purpose, the range is one of a random permutation of the samples.
+    view = local if purpose is None else local.part(0, local.size, purpose)
+    params = local.params(theta)
+
+    def add_block(index: Int[Array, ""], total: Params) -> Params:
+        positions = index * BLOCK + jnp.arange(BLOCK, dtype=jnp.int32)
+        # Positions past the end of the range are padding: a real sample with weight 0.
+        indices = jnp.clip(first + positions, 0, local.size - 1)
+        batch = view.examples(indices, positions < count, "train")
+        # The block's losses are divided by `count`, so that the blocks add up to the mean.
+        grads = jax.grad(lambda p: mean_loss(local.model, p, batch, count))(params)
+        return jax.tree.map(jnp.add, total, grads)
+
+    local.context.add_work(gradients=jnp.maximum(count, 0))
+    zero = jax.tree.map(jnp.zeros_like, params)
+    return local.vector(local.repeat(_blocks(count), add_block, zero))
+
+
+def split_statistics(
+    local: "DeviceTrainer",
+    predictor: Predictor,
+    split: str,
+    metrics: Sequence[BatchMetric],
+) -> dict[str, dict[str, Array]]:
+    """Measure a predictor on a split, block by block.
+
+    Returns:
+        Metric's name -> its statistic, summed over the split's samples.
+    """
+    count = local.count(split)
+    predict = outputs(local.model, predictor)
+
+    def block_statistics(index: Int[Array, ""]) -> dict[str, dict[str, Array]]:
+        positions = index * BLOCK + jnp.arange(BLOCK, dtype=jnp.int32)
+        indices = jnp.clip(positions, 0, count - 1)
+        batch = local.examples(indices, positions < count, split)
+        out = predict(batch.x)
+        return {
+            metric.name: metric.statistic(local.model, out, batch.y, batch.weight)
+            for metric in metrics
+        }
+
+    def add_block(index: Int[Array, ""], total: Any) -> Any:
+        return jax.tree.map(jnp.add, total, block_statistics(index))
+
+    local.context.add_work(forwards=count)
+    shapes = jax.eval_shape(block_statistics, jnp.int32(0))
+    zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    return local.repeat(_blocks(count), add_block, zero)
+
+
+def _blocks(n: Int[Array, ""]) -> Int[Array, ""]:
+    """The number of blocks in a pass over n samples."""
+    return (n + BLOCK - 1) // BLOCK

@@ -1,0 +1,137 @@
+"""The manifest of a run: all settings, the data and the versions, as TOML values."""
+
+import platform
+import tomllib
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from fedtailor._version import __version__
+from fedtailor.engine.training import RunSpec
+from fedtailor.protocol import DataFacts
+from fedtailor.protocol.plain import to_plain
+
+ENVIRONMENT = ("versions", "machine", "origin")
+"""The tables of a manifest in which a resumed run may differ.
+
+Other versions or another machine may change the last bits of results. `origin` only
+says where the data come from; their digest is in the table "data".
+"""
+
+
+def manifest(
+    spec: RunSpec,
+    data: DataFacts,
+    *,
+    machine: Mapping[str, Any] | None = None,
+    origin: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """The settings of a run, its data and its environment, as nested dicts.
+
+    Runs with equal manifests give equal results. With other versions, or with another
+    number of devices (unless `canonical`), results are equal up to rounding.
+
+    Args:
+        spec: the settings, bound to the data.
+        data: what is known about the data.
+        machine: the devices on which clients are simulated (`Executor.machine`).
+        origin: where the data come from, as plain values.
+    """
+    return {
+        **spec.to_plain(),
+        "data": dict(data.description),
+        **({} if origin is None else {"origin": origin_settings(origin)}),
+        **({} if machine is None else {"machine": dict(machine)}),
+        "versions": versions(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """The versions of fedtailor, Python, JAX and NumPy.
+
+    They may change results by rounding.
+    """
+    libraries = {name: version(name) for name in ("jax", "numpy")}
+    return {"fedtailor": __version__, "python": platform.python_version(), **libraries}
+
+
+def origin_settings(origin: Mapping[str, Any]) -> dict[str, Any]:
+    """An origin as TOML values, without entries that are None."""
+    return {
+        name: origin_settings(value) if isinstance(value, Mapping) else to_plain(value)
+        for name, value in origin.items()
+        if value is not None
+    }
+
+
+def difference(old: dict[str, Any], new: dict[str, Any], path: str = "") -> str | None:
+    """Compare two manifests, except for the tables in `ENVIRONMENT`.
+
+    Args:
+        old, new: the manifests, or tables of them.
+        path: the prefix of the names of settings in these tables, such as "algorithm.".
+
+    Returns:
+        The first setting that differs, as "name: old, now new"; None if all are equal.
+    """
+    for name in sorted(old.keys() | new.keys()):
+        if not path and name in ENVIRONMENT:
+            continue
+        old_value = old.get(name)
+        new_value = new.get(name)
+        if isinstance(old_value, dict) and isinstance(new_value, dict):
+            nested = difference(old_value, new_value, f"{path}{name}.")
+            if nested is not None:
+                return nested
+        elif old_value != new_value:
+            texts = ["not set" if v is None else v for v in (old_value, new_value)]
+            return f"{path}{name}: {texts[0]}, now {texts[1]}"
+    return None
+
+
+def stored_versions(path: Path) -> dict[str, str]:
+    """The versions in the manifest file of a run; empty if it cannot be read."""
+    try:
+        versions = tomllib.loads(path.read_text("utf-8")).get("versions")
+    except (OSError, ValueError, RecursionError):
+        return {}
+    if not isinstance(versions, dict):
+        return {}
+    return {name: str(value) for name, value in versions.items()}
+
+
+def environment_changes(old: dict[str, Any], new: dict[str, Any]) -> str:
+    """Describe changes of a resumed run's environment that may change its last bits.
+
+    These are the entries of the tables in `ENVIRONMENT`, and the number of devices unless
+    aggregation is canonical.
+
+    Returns:
+        One line; "" if nothing has changed.
+    """
+    changes = []
+    for table in ENVIRONMENT:
+        old_values = old.get(table)
+        new_values = new.get(table)
+        if isinstance(old_values, dict) and isinstance(new_values, dict):
+            changes += [
+                f"{name} {new_values[name]} instead of {old_values[name]}"
+                for name in new_values
+                if name in old_values and old_values[name] != new_values[name]
+            ]
+    machines = [manifest.get("machine", {}) for manifest in (old, new)]
+    # Canonical aggregation gives the same bits on any number of devices.
+    if all(
+        isinstance(machine, dict) and machine.get("canonical") for machine in machines
+    ):
+        changes = [change for change in changes if not change.startswith("devices ")]
+    if not changes:
+        return ""
+    line = f"{', '.join(changes)}: last bits may differ"
+    if any(change.startswith("devices ") for change in changes):
+        line += (
+            "; canonical aggregation (--canonical) makes results independent of the"
+            " number of devices"
+        )
+    return line

@@ -1,0 +1,162 @@
+"""`bind` turns an architecture into the model of a federation. An argument of a wrong type
+raises an error that says in one line what to pass instead.
+"""
+
+from typing import Any
+
+from fedtailor._base.choice import require
+from fedtailor.data.federation import Federation
+from fedtailor.models import Architecture, Model
+from fedtailor.models.architecture import InPrecision
+from fedtailor.models.survival import ProportionalHazards
+from fedtailor.models.tasks import DiscreteTime, default_loss, task_of
+from fedtailor.protocol import Algorithm, Pipeline, Transform
+
+OTHER_LIBRARIES = {
+    "torch.nn": "a PyTorch module; wrap it with fedtailor.models.from_torch",
+    "equinox": (
+        "an Equinox module; give what makes it to fedtailor.models.from_equinox, with"
+        " its arguments"
+    ),
+    "flax.linen": "a Flax module; wrap it with fedtailor.models.from_linen",
+    "flax.nnx": (
+        "an NNX module; write it as a flax.linen or an Equinox module, which"
+        " fedtailor.models wraps"
+    ),
+    "sklearn": (
+        "a scikit-learn estimator, which is not trained in rounds; take"
+        " fedtailor.models.logistic() or mlp()"
+    ),
+    "keras": (
+        "a Keras model; write it as a flax.linen, Equinox or PyTorch module, which"
+        " fedtailor.models wraps"
+    ),
+}
+"""Package of another library -> how the error message names a model of that package, and
+what to do with it."""
+
+
+def bind(model: Model | Architecture, federation: Federation) -> Model:
+    """The model for a federation's inputs and targets.
+
+    Returns:
+        A model for the federation's task, such as a classification of its classes or a
+        regression of its targets; a `Model` is returned unchanged.
+
+    Raises:
+        ValueError: an argument has a wrong type, or the model does not take such
+            inputs.
+    """
+    require_federation(federation)
+    require_model(model)
+    if isinstance(model, Model):
+        return model
+    precision: Any = "float32"
+    if isinstance(model, InPrecision):
+        model, precision = model.inner, model.precision
+    loss = federation.loss
+    if loss is None:
+        loss = default_loss(federation.classes)
+    if isinstance(loss, DiscreteTime) and loss.start:
+        # A model of an earlier run starts anew, at the log-odds of these rows.
+        inner = model.inner if isinstance(model, ProportionalHazards) else model
+        model = ProportionalHazards(inner, loss.start)
+    outputs = task_of(loss).outputs(federation.classes, federation.y.shape[1:])
+    return model.in_precision(precision).bind(
+        federation.input_shape, outputs, loss=loss
+    )
+
+
+def require_model(model: object) -> None:
+    """Refuse an argument that is not a model.
+
+    Raises:
+        ValueError: the argument is not a model; the message says what to do instead.
+    """
+    if isinstance(model, Model | Architecture):
+        return
+    kind = model if isinstance(model, type) else type(model)
+    # The class of a user's own module is defined in the user's file. The library is among
+    # its base classes.
+    modules = [base.__module__ for base in kind.__mro__]
+    for package, advice in OTHER_LIBRARIES.items():
+        if any(_within(module, package) for module in modules):
+            raise ValueError(f"the model is {advice}")
+    defining_module = getattr(model, "__module__", None) or ""
+    if callable(model) and _within(defining_module, "fedtailor.models"):
+        raise ValueError(
+            "the model is a function; call it:"
+            f" fedtailor.models.{getattr(model, '__name__', 'mlp')}()"
+        )
+    raise ValueError(
+        f"the model is {describe_argument(model)}; fedtailor.models makes models, such as"
+        " mlp(64)"
+    )
+
+
+def require_algorithm(algorithm: object) -> None:
+    """Refuse an argument that is not a method.
+
+    Raises:
+        ValueError: the argument is not an `Algorithm`.
+    """
+    if isinstance(algorithm, type) and issubclass(algorithm, Algorithm):
+        raise ValueError(
+            f"the method is the class {algorithm.__name__}; make one of it:"
+            f" {algorithm.__name__}()"
+        )
+    require(
+        isinstance(algorithm, Algorithm),
+        f"the method is {describe_argument(algorithm)}; give one such as fedtailor.FedAvg()",
+    )
+
+
+def require_federation(federation: object) -> None:
+    """Refuse an argument that is not a federation.
+
+    Raises:
+        ValueError: the argument is not a `Federation`.
+    """
+    require(
+        isinstance(federation, Federation),
+        f"the federation is {describe_argument(federation)}; make one with"
+        " fedtailor.data.federation.from_arrays, or of a table with"
+        " fedtailor.data.tables.from_table",
+    )
+
+
+def as_pipeline(transforms: Transform | Pipeline, name: str) -> Pipeline:
+    """The pipeline of an argument, which may be a single transform.
+
+    Args:
+        transforms: the argument.
+        name: of the argument, "uplink" or "downlink".
+
+    Raises:
+        ValueError: it is no pipeline.
+    """
+    if isinstance(transforms, Transform):
+        return (transforms,)
+    is_sequence = isinstance(transforms, list | tuple)
+    require(
+        is_sequence and all(isinstance(each, Transform) for each in transforms),
+        f"{name} is {transforms!r}; give transforms of fedtailor.aggregation.pipelines, such as"
+        f" {name}=(Clip(1.0),)",
+    )
+    return tuple(transforms)
+
+
+def describe_argument(value: Any) -> str:
+    """Describe a wrong argument: strings and numbers by their value, everything else by
+    its type.
+    """
+    if isinstance(value, str | int | float | bool | None):
+        return repr(value)
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    return f"of the kind {type(value).__name__}"
+
+
+def _within(module: str, package: str) -> bool:
+    """Whether a module is a package or belongs to it, by their dotted names."""
+    return module == package or module.startswith(f"{package}.")

@@ -1,0 +1,792 @@
+"""The server's side of rounds: who reports, which messages are sent, how the server
+aggregates the answers, what that costs and how much privacy it spends.
+
+`cohort.reporting` says which clients are asked for an answer, `answers.reporting` which
+of them answered.
+
+This side knows a population, a method and a model. It knows no example, device, file or
+thread: clients are reached through an `Executor` only.
+
+Functions that return `Exchanges` are generators. Such a function hands an exchange to its
+caller and continues when the caller has sent it the answers:
+
+    answers = yield exchange
+
+Read the line as a call that asks the clients of `exchange` and waits for their answers.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Generic, Self, TypeVar
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from fedtailor._base.choice import require
+from fedtailor._base.tensors import is_float
+from fedtailor.aggregation.accounting import Ledger, LedgerPhase
+from fedtailor.aggregation.accounting.ledger import OwnNumbers
+from fedtailor.aggregation.pipelines import check_stages
+from fedtailor.aggregation.pipelines.gaussian_noise import zero_update
+from fedtailor.aggregation.secure_sums import hidden_update
+from fedtailor.aggregation.sum_shares import SumHistory
+from fedtailor.data.federation.checks import check_seed
+from fedtailor.engine.training.late import (
+    AnswerOrder,
+    AnswerRecord,
+    Arrivals,
+    LateClients,
+    Replay,
+    by_age,
+    merged_downlinks,
+)
+from fedtailor.engine.training.metrics import Metrics, select_metrics
+from fedtailor.engine.training.networks import check_networks
+from fedtailor.engine.training.participation import Participation
+from fedtailor.engine.training.privacy import privacy_account, promises_privacy
+from fedtailor.engine.training.private_seed import private_seed
+from fedtailor.engine.training.single_rows import note_single_rows
+from fedtailor.engine.training.spec import Privacy, RunSpec
+from fedtailor.models import Model
+from fedtailor.models.metrics import Metric
+from fedtailor.protocol import (
+    PRIVATE_STEPS,
+    Algorithm,
+    Answers,
+    Clients,
+    ClientTask,
+    Cohort,
+    Diverged,
+    Downlink,
+    Exchange,
+    Exchanges,
+    Executor,
+    HiddenRows,
+    Pipeline,
+    Population,
+    Update,
+    announce,
+    decode,
+    drive,
+    send,
+)
+from fedtailor.protocol.errors import negative_variance
+
+ExecutorT = TypeVar("ExecutorT", bound=Executor)
+
+
+@dataclass
+class SchedulePhase:
+    """The phase of the schedule that a training is in.
+
+    Most methods have one phase. A schedule such as `Then(FedAvg(), rounds=20, next=Ditto())`
+    has several (`Algorithm.phases`). Each one starts with new states of server and
+    clients.
+
+    Attributes:
+        index: its position in the schedule.
+        algorithm: the method that is trained in it.
+        rounds: how many rounds it takes; None = all remaining rounds.
+        first_round: the number of rounds done before it.
+        keeps_states: whether the method's clients keep a state between rounds.
+        probe_is_due: whether the clients still have to answer the method's probe, a
+            statistic of its data that each client sends once, before training.
+        participated: [m] which clients have taken part in a round of this phase, in the
+            order of the population.
+    """
+
+    index: int
+    algorithm: Algorithm
+    rounds: int | None
+    first_round: int
+    keeps_states: bool
+    probe_is_due: bool
+    participated: NDArray[np.bool_]
+
+
+class Rounds(Generic[ExecutorT]):
+    """The rounds of one algorithm with the clients of one executor.
+
+    Whatever needs the clients comes in two forms. A generator (`next_round`,
+    `probe_if_due`) yields an `Exchange`, which says what the clients are to do, and is
+    sent their `Answers`. Its caller chooses how they are computed: `LockstepGroup`
+    drives the generators of several runs together. A plain method (`advance`, `probe`)
+    drives its generator to the end with this object's executor (`protocol.drive`).
+
+    Attributes:
+        server: the server's state. If the method probes its clients before training,
+            this is what `init_server` returned until `probe` or a round is called.
+        uplink_state: the server's state of each transform of the uplink.
+        schedule: (method, rounds) of every phase, as `Algorithm.phases` returns them.
+        phase: the present phase of the schedule.
+        round: the number of rounds done.
+        population: the seen clients.
+        measured: the functions that every evaluation computes, such as the accuracy.
+        metric: the main one of `measured`, by which the run is judged.
+        metrics: the history: the values of `measured` at all evaluations so far.
+        ledger: what was sent and computed in training so far.
+        sends_scores: whether clients send sums of losses, by which they are measured.
+        privacy: the privacy spent so far; None if the run promises no privacy.
+        round_seconds: wall time of every round without its evaluation. Runs that train
+            in lock-step divide their common time equally.
+        seconds: wall time of all rounds and evaluations, divided likewise.
+    """
+
+    phase: SchedulePhase
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        executor: ExecutorT,
+        model: Model,
+        *,
+        seed: int = 0,
+        participation: Participation = Participation(),  # noqa: B008 (frozen)
+        uplink: Pipeline = (),
+        downlink: Pipeline = (),
+        metrics: Sequence[str | Metric] = (),
+        target_scale: float = 1.0,
+        privacy: Privacy = Privacy(),  # noqa: B008 (frozen)
+        late: LateClients | None = None,
+        secret: int | None = None,
+        data: str = "",
+    ) -> None:
+        """Start the first phase; the clients are not asked for anything yet.
+
+        Args:
+            algorithm: the method, or a schedule of methods.
+            executor: answers for the clients.
+            model: what is trained.
+            seed: determines all random numbers.
+            participation: chooses the clients that report in a round.
+            uplink: transforms of what clients send in rounds.
+            downlink: transforms of what the server sends.
+            metrics: what to measure, by name, in addition to the loss and, for
+                classification, the accuracy. The run is judged by the first one (by
+                default: by the metric of the model).
+            target_scale: the factor by which metrics in the unit of the model's target
+                are multiplied, so that they are recorded in the unit of the user's data.
+            privacy: what of clients the server sees.
+            late: a server that does not wait for late clients; None = it waits for all.
+            secret: the seed of the server's random numbers (who reports, noise on
+                sums), where others know `seed` and must not foresee them; None =
+                `seed`.
+            data: a digest of the clients' examples, if they are known. A run that
+                promises privacy draws its random numbers from `secret`, from all of
+                these settings and from this digest (`private_seed`).
+
+        Raises:
+            ValueError: the method or a pipeline is not defined for this population, or
+                a metric for this model; or the seed is not in 0..2^32 - 1.
+        """
+        self.seed = check_seed(seed)
+        self.executor = executor
+        self.model = model
+        self._is_statistic: NDArray[np.bool_] | None = None
+        if model.has_statistics:
+            self._is_statistic = np.zeros(model.size, bool)
+            self._is_statistic[model.statistics.indices] = True
+        self.participation = participation
+        self.uplink = uplink
+        self.downlink = downlink
+        self.late = late
+        self.target_scale = target_scale
+        self._secret = self.seed if secret is None else secret
+        self.measured, self.metric = select_metrics(metrics, model)
+        self.schedule = list(algorithm.phases())
+        methods = [method for method, _ in self.schedule]
+        self.population = self._population(methods)
+        # All methods are checked now: the second one must not be refused after hours of
+        # training with the first one.
+        check_stages(uplink)
+        self.sends_scores, self._sums = privacy.evaluate, privacy.sums
+        if self._sums is not None:
+            self._sums.check(algorithm, uplink)
+            self._sums.check_client_count(
+                algorithm,
+                participation.reporters(len(self.population)),
+                len(self.population),
+            )
+            self._sum_history = SumHistory(self._sums.scope)
+        for method in methods:
+            check_networks(method, model)
+            method.check(self.population)
+            for transform in (*uplink, *downlink):
+                transform.check(method)
+        if model.has_statistics:
+            note_single_rows(methods, self.population)
+        self.privacy = privacy_account(
+            methods, uplink, downlink, participation, self.population
+        )
+        if self.privacy is not None:
+            self._secret = private_seed(self._secret, self._settings(algorithm), data)
+        self.uplink_state = [
+            transform.init_server(self.population) for transform in uplink
+        ]
+        self.round = 0
+        self.ledger = Ledger()
+        self.metrics = Metrics()
+        self.round_seconds: list[float] = []
+        self.seconds = 0.0
+        self._record: AnswerRecord | None = None
+        self._arrivals = self._play_clock()
+        # The server's state after each step from which late clients may have begun.
+        self._past_servers: dict[int, Any] = {}
+        self._start_phase(0, self.initial)
+
+    @classmethod
+    def of(
+        cls,
+        spec: RunSpec,
+        executor: ExecutorT,
+        *,
+        secret: int | None = None,
+        data: str = "",
+    ) -> Self:
+        """The training of a run's settings, measured in the unit of its data.
+
+        Args:
+            spec: the settings, with a bound model.
+            executor: answers for the clients.
+            secret, data: see `__init__`.
+        """
+        assert isinstance(spec.model, Model)
+        return cls(
+            spec.algorithm,
+            executor,
+            spec.model,
+            seed=spec.seed,
+            participation=spec.participation,
+            uplink=spec.uplink,
+            downlink=spec.downlink,
+            metrics=spec.metrics or executor.data.default_metrics,
+            target_scale=executor.data.target_units[1],
+            privacy=spec.privacy,
+            late=spec.late,
+            secret=secret,
+            data=data,
+        )
+
+    def _population(self, methods: Sequence[Algorithm]) -> Population:
+        """The seen clients, and what the methods of the schedule may know about the run."""
+        seen = self.executor.seen
+        # A server that hands out clients' examples, as a simulated one may, would break
+        # every promise of privacy.
+        is_private = promises_privacy(methods, self.uplink)
+        return Population(
+            ids=seen.ids,
+            names=seen.names,
+            sizes=seen.sizes,
+            groups=seen.groups,
+            original_index=seen.original_index,
+            reporters_per_round=(
+                self.participation.reporters(len(seen))
+                if self.late is None
+                else self.late.buffer
+            ),
+            seed=self.seed,
+            examples=None if is_private else self.executor.examples,
+            model=self.model,
+            public=self.executor.data.public,
+        )
+
+    def _settings(self, algorithm: Algorithm) -> dict[str, Any]:
+        """All that the releases of a run depend on, apart from seeds and examples."""
+        return {
+            "algorithm": algorithm,
+            "model": self.model,
+            "parameters": self.model.size,
+            "participation": self.participation,
+            "uplink": self.uplink,
+            "downlink": self.downlink,
+            "clients": self.population.names,
+            "sizes": self.population.sizes,
+        }
+
+    @property
+    def algorithm(self) -> Algorithm:
+        """The method of the present phase."""
+        return self.phase.algorithm
+
+    def initial(self, k: int) -> jax.Array:
+        """The k-th random initial model [d]; k = 0 is common to all methods."""
+        return self.model.init(jax.random.fold_in(jax.random.key(self.seed), k))
+
+    @property
+    def client_names(self) -> tuple[str, ...]:
+        """The names of all clients, seen and unseen, in the user's order."""
+        return self.executor.data.names
+
+    # a round
+    # ----------------------------------------------------------------------------------
+
+    def advance(self, reporting: NDArray[np.bool_] | None = None) -> None:
+        """Do one round; see `next_round`."""
+        drive(self.next_round(reporting), self.executor)
+
+    def next_round(self, reporting: NDArray[np.bool_] | None = None) -> Exchanges[None]:
+        """Do one round, after the change of phase and the probe if they are due.
+
+        A round yields one exchange: `broadcast` makes the downlink, the clients of the
+        cohort train, `server` aggregates their answers. Nothing changes before all
+        answers are known to be finite.
+
+        Args:
+            reporting: [m] which clients are asked to report, in the order of the
+                population; None = `participation` chooses them. With `late` the clock
+                says whose answers the round takes.
+
+        Raises:
+            Diverged: a client's model or message became NaN or infinite; the state is
+                that of the round before.
+        """
+        yield from self._start_next_phase_if_due()
+        yield from self.probe_if_due()
+        if self.algorithm.asks_again(self.server):
+            yield from self._probe()
+        if self._arrivals is not None:
+            yield from self._next_late_round(self._arrivals)
+            return
+        if reporting is None:
+            reporting = self.participation.sample(
+                self.population.ids, self._secret, self.round, self.population.sizes
+            )
+        cohort = self.round_cohort(reporting)
+        if not len(cohort):
+            self._aggregate_without_reporters()
+            self._end_round(cohort, Downlink(), Answers(reporting=cohort.reporting))
+            return
+
+        # Down: the algorithm's message, to which the transforms of the uplink add what
+        # they need on the clients.
+        downlink = self.algorithm.broadcast(self.server, cohort)
+        yield from self._exchange_round(cohort, downlink)
+
+    def _exchange_round(
+        self,
+        cohort: Cohort,
+        downlink: Downlink,
+    ) -> Exchanges[None]:
+        """Send a round's downlink, and aggregate the answers.
+
+        Args:
+            cohort: the clients.
+            downlink: the algorithm's message to them.
+        """
+        announced = announce(self.uplink, downlink, self.uplink_state)
+        exchange = self._new_exchange("client", cohort, announced)
+        answers = self._as_sums((yield exchange), cohort)
+
+        # Up: all answers have arrived and are finite before the state changes.
+        try:
+            server, uplink_state = self._aggregate_finite(downlink, exchange, answers)
+        except Diverged as error:
+            raise self._explained(error, exchange.downlink) from None
+        self.executor.commit(exchange, answers)
+        self.server = server
+        self.uplink_state = uplink_state
+        self.phase.participated[cohort.position] = True
+        self._end_round(cohort, exchange.downlink, answers)
+
+    def _next_late_round(self, arrivals: AnswerOrder) -> Exchanges[None]:
+        """Take the answers that have arrived, each of a client that began from the
+        server's model of its time (`LateClients`).
+
+        Clients compute when their answers arrive, not when they begin: what they compute
+        with has not changed since, as each of them begins anew after its answer only.
+        """
+        self._past_servers[self.round] = self.server
+        clients, age = arrivals.next_step()
+        cohort = replace(self._cohort(self.executor.seen, clients, seen=True), age=age)
+        parts = []
+        for step in np.unique(cohort.began):
+            positions = np.flatnonzero(cohort.began == step)
+            parts.append((positions, self._downlink_of(cohort.subset(positions))))
+        yield from self._exchange_round(cohort, merged_downlinks(parts, len(cohort)))
+        # Nobody trains from older models any more.
+        self._past_servers = {
+            step: server
+            for step, server in self._past_servers.items()
+            if step >= arrivals.oldest
+        }
+
+    def _downlink_of(self, cohort: Cohort) -> Downlink:
+        """The algorithm's message to clients that began in the same round, perhaps an
+        earlier one, from the server's state of that round.
+        """
+        began = int(cohort.began[0])
+        then = replace(cohort, round=began, age=None)
+        return self.algorithm.broadcast(self._past_servers[began], then)
+
+    def _play_clock(self) -> AnswerOrder | None:
+        """The clock of late clients at the present round; None if the server waits."""
+        if self.late is None:
+            return None
+        if self._record is not None:
+            arrivals: AnswerOrder = Replay(self._record)
+        else:
+            arrivals = Arrivals(
+                self.late, self.participation, self.executor.seen, self._secret
+            )
+        for _ in range(self.round):
+            arrivals.next_step()
+        return arrivals
+
+    def replay(self, record: AnswerRecord) -> None:
+        """Take late clients' answers in the order of a record, in place of the clock's.
+
+        Raises:
+            ValueError: this server waits for all clients.
+        """
+        require(
+            self.late is not None,
+            "a record of answers is for a server that does not wait: set late",
+        )
+        self._record = record
+        self._arrivals = self._play_clock()
+
+    @property
+    def times(self) -> NDArray[np.float64] | None:
+        """[t] when the server took each step, by the clock of late clients; None if it
+        waits for all clients, or there is no clock.
+        """
+        arrivals = self._arrivals
+        return np.array(arrivals.times) if isinstance(arrivals, Arrivals) else None
+
+    def _as_sums(self, answers: Answers, cohort: Cohort) -> Answers:
+        """The answers of a round as the server may see them: with secure aggregation, it
+        gets sums of the clients' updates only.
+        """
+        is_hidden = any(
+            isinstance(rows, HiddenRows) for rows in answers.update.values()
+        )
+        # The clients of an executor of machines hide their updates themselves.
+        if self._sums is None or is_hidden or not answers.update:
+            return answers
+        answers.require_finite()
+        update = hidden_update(
+            answers.update, cohort, answers.reporting, self._sums, self._sum_history
+        )
+        return replace(answers, update=update)
+
+    def _aggregate_finite(
+        self, downlink: Downlink, exchange: Exchange, answers: Answers
+    ) -> tuple[Any, list[Any]]:
+        """Do `_aggregate`, and require that all answers are finite.
+
+        Raises:
+            Diverged: an answer is NaN or infinite.
+        """
+        # The server's work is queued first, behind that of the clients, whose answers may
+        # still be computed on the devices; only then are they waited for.
+        try:
+            aggregated = self._aggregate(downlink, exchange, answers)
+        except Exception:
+            # The cause may be a NaN that a client sent. In that case `require_finite`
+            # raises Diverged in place of this error.
+            answers.require_finite()
+            raise
+        answers.require_finite()
+        return aggregated
+
+    def _explained(self, error: Diverged, downlink: Downlink) -> Diverged:
+        """The error with the cause that the models sent to the clients tell."""
+        sent = downlink.streams.get("model")
+        if not self.model.has_statistics or sent is None:
+            return error
+        values = np.asarray(sent.values)
+        if values.shape[-1] != self.model.size:
+            return error
+        path = self.model.negative_variance(values)
+        return error if path is None else error.with_cause(negative_variance(path))
+
+    def _aggregate(
+        self, downlink: Downlink, exchange: Exchange, answers: Answers
+    ) -> tuple[Any, list[Any]]:
+        """Aggregate the answers of a round, without changing this object.
+
+        Args:
+            downlink: what `broadcast` returned, before any transform. The algorithm is
+                given it again.
+            exchange: what the clients received: its downlink has gone through both
+                pipelines, and the transforms of the uplink decode relative to it.
+            answers: what the clients sent.
+
+        Returns:
+            The server's next state, and the next state of each transform of the uplink.
+        """
+        cohort = replace(exchange.cohort, reporting=answers.reporting)
+        # The number of private steps is for the accounting of privacy only.
+        messages = {
+            kind: rows for kind, rows in answers.update.items() if kind != PRIVATE_STEPS
+        }
+        update, uplink_state = decode(
+            self.uplink, messages, exchange.downlink, cohort, self.uplink_state
+        )
+        if self.late is not None and cohort.age is not None:
+            newest = self.algorithm.broadcast(self.server, cohort)
+            update = by_age(
+                self.late,
+                update,
+                cohort.age,
+                exchange.downlink,
+                newest,
+                cohort.is_statistic,
+            )
+        decoded = replace(answers, update=update)
+        try:
+            server = self.algorithm.server(self.server, downlink, decoded, cohort)
+        except Exception:
+            # The cause may be a NaN that a transform has made of a finite answer.
+            _require_finite_update(update, cohort)
+            raise
+        return server, uplink_state
+
+    def _aggregate_without_reporters(self) -> None:
+        """Aggregate the noise of a round in which no client reports.
+
+        The accounting of noise assumes that it is added in every round. So if a
+        transform of the uplink asks for it (`runs_without_reporters`), the server
+        aggregates the update of a client that did not train. Its change is zero, so what
+        the transform returns for it is the noise alone. Without such a transform the
+        server's state does not change.
+        """
+        if not any(transform.runs_without_reporters for transform in self.uplink):
+            return
+        # Any client will do: none of its data is used.
+        cohort = self._cohort(self.executor.seen, np.zeros(1, np.int64), seen=True)
+        downlink = self.algorithm.broadcast(self.server, cohort)
+        update = zero_update(downlink)
+        uplink_state = []
+        for transform, state in zip(self.uplink, self.uplink_state, strict=True):
+            next_state = state
+            if transform.runs_without_reporters:
+                update, next_state = transform.decode(update, downlink, cohort, state)
+            uplink_state.append(next_state)
+        answers = Answers(reporting=cohort.reporting, update=update)
+        self.server = self.algorithm.server(self.server, downlink, answers, cohort)
+        self.uplink_state = uplink_state
+
+    def _end_round(self, cohort: Cohort, downlink: Downlink, answers: Answers) -> None:
+        """Count a round, and record its costs and the privacy that it spent.
+
+        Args:
+            cohort: the clients, and which of them were asked to report.
+            downlink: what the clients received.
+            answers: what they sent, and which of them answered.
+        """
+        self._record_costs(self.ledger, "round", cohort, downlink, answers)
+        self.round += 1
+        if self.privacy is not None:
+            # A client that was asked spends privacy even if it did not answer.
+            self.privacy.add(cohort, answers)
+            self.metrics.evaluations += self.privacy.evaluations(self.round)
+
+    def round_cohort(self, reporting: NDArray[np.bool_]) -> Cohort:
+        """The clients of the next round: those that are asked to report, or all clients
+        if the method trains all of them.
+
+        Args:
+            reporting: [m] which clients are asked to report, in the order of the
+                population.
+
+        Returns:
+            A cohort whose `reporting` is that of its clients. It is empty if no client
+            is asked and the method trains reporters only.
+        """
+        clients = np.flatnonzero(reporting)
+        if self.algorithm.participants == "all":
+            clients = np.arange(len(self.population))
+        return self._cohort(
+            self.executor.seen, clients, seen=True, reporting=reporting[clients]
+        )
+
+    # phases of the schedule, and their probes
+    # ----------------------------------------------------------------------------------
+
+    def _start_next_phase_if_due(self) -> Exchanges[None]:
+        """Start the next phase of the schedule if all rounds of this one are done."""
+        phase = self.phase
+        is_last = phase.index + 1 == len(self.schedule)
+        if (
+            is_last
+            or phase.rounds is None
+            or self.round < phase.first_round + phase.rounds
+        ):
+            return
+        yield from self.probe_if_due()
+        # The next method starts from this one's result as the common initial model; all
+        # further random models are as usual.
+        trained = phase.algorithm.global_model(self.server)
+
+        def initial_model(k: int) -> jax.Array:
+            return trained if k == 0 else self.initial(k)
+
+        self._start_phase(phase.index + 1, initial_model)
+
+    def _start_phase(
+        self, index: int, initial_model: Callable[[int], jax.Array]
+    ) -> None:
+        """Initialize the states of server and clients for a phase.
+
+        Args:
+            index: the position of the phase in the schedule.
+            initial_model: k -> the k-th initial model [d].
+        """
+        algorithm, rounds = self.schedule[index]
+        # Server, clients and transforms all begin at the same model.
+        first_model = initial_model(0)
+        self.server = algorithm.init_server(initial_model, self.population)
+        self.executor.begin(algorithm, self.uplink, first_model, index)
+
+        def init_client_state(theta: jax.Array) -> Any:
+            return algorithm.init_state(theta, self.model)
+
+        # The shapes say whether there is any state; nothing is computed.
+        client_state = jax.eval_shape(init_client_state, first_model)
+        self.phase = SchedulePhase(
+            index=index,
+            algorithm=algorithm,
+            rounds=rounds,
+            first_round=self.round,
+            keeps_states=bool(jax.tree.leaves(client_state)),
+            # The probe waits until the server's state is needed: a training that is
+            # restored from a checkpoint must not repeat it.
+            probe_is_due=algorithm.probes,
+            participated=np.zeros(len(self.population), bool),
+        )
+
+    def probe(self) -> None:
+        """Have the clients answer the probe if it is due; see `probe_if_due`."""
+        drive(self.probe_if_due(), self.executor)
+
+    def probe_if_due(self) -> Exchanges[None]:
+        """Ask all clients for the statistic that the method needs before training, if it
+        needs one. This is done once in a phase; a method may ask again between rounds
+        (`Algorithm.asks_again`).
+
+        Raises:
+            Diverged: a client's answer is NaN or infinite; the probe is still due.
+        """
+        if self.phase.probe_is_due:
+            yield from self._probe()
+            self.phase.probe_is_due = False
+
+    def _probe(self) -> Exchanges[None]:
+        """Have all clients answer the probe.
+
+        Raises:
+            Diverged: a client's answer is NaN or infinite; the state is that before.
+        """
+        all_clients = np.arange(len(self.population))
+        cohort = self._cohort(self.executor.seen, all_clients, seen=True)
+        downlink = self.algorithm.probe_downlink(self.server, cohort)
+        exchange = self._new_exchange("probe", cohort, downlink)
+        answers = yield exchange
+        answers.require_finite()
+        answered = replace(cohort, reporting=answers.reporting)
+        self.server = self.algorithm.aggregate_probe(self.server, answers, answered)
+        self._record_costs(self.ledger, "probe", cohort, exchange.downlink, answers)
+
+    # helpers
+    # ----------------------------------------------------------------------------------
+
+    def record_time(self, round_seconds: float, total_seconds: float) -> None:
+        """Add the wall time of a round, without and with its evaluation."""
+        self.round_seconds.append(round_seconds / self.executor.concurrency)
+        self.seconds += total_seconds / self.executor.concurrency
+
+    def _cohort(
+        self,
+        table: Clients,
+        clients: NDArray[np.int64],
+        *,
+        seen: bool,
+        reporting: NDArray[np.bool_] | None = None,
+    ) -> Cohort:
+        """Some clients of a table, by their rows in it; by default all of them report."""
+        return Cohort(
+            clients=table,
+            rows=clients,
+            seen=seen,
+            reporting=np.ones(len(clients), bool) if reporting is None else reporting,
+            round=self.round,
+            seed=self._secret,
+            examples=self.population.examples,
+            capacity=self.participation.capacity(len(clients)),
+            public=self.population.public,
+            is_statistic=self._is_statistic,
+        )
+
+    def _new_exchange(
+        self, task: ClientTask, cohort: Cohort, downlink: Downlink
+    ) -> Exchange:
+        """An exchange that sends `downlink` through the pipeline of the downlink."""
+        return Exchange(
+            task,
+            self.algorithm,
+            cohort,
+            send(self.downlink, downlink),
+            uplink=self.uplink if task == "client" else (),
+            received_through=self.downlink,
+        )
+
+    def _record_costs(
+        self,
+        ledger: Ledger,
+        purpose: LedgerPhase,
+        cohort: Cohort,
+        downlink: Downlink,
+        answers: Answers,
+    ) -> None:
+        """Record what was sent and computed in an exchange. Only clients that answered
+        have sent something up.
+
+        Args:
+            ledger: where to record it.
+            purpose: what the exchange was for.
+            cohort: the clients.
+            downlink: what the clients received, after all pipelines.
+            answers: what they sent.
+        """
+        gradients, forwards = answers.work
+        ledger.record(
+            round=self.round,
+            phase=purpose,
+            downlink=downlink,
+            update=answers.sent,
+            reporting=answers.reporting,
+            gradients=gradients,
+            forwards=forwards,
+            extra_bytes=answers.extra_bytes(),
+            own=self._own_numbers(cohort),
+        )
+
+    def _own_numbers(self, cohort: Cohort) -> OwnNumbers | None:
+        """How many numbers the network of each client of a cohort has; None if all have
+        one network.
+        """
+        members = self.model.members
+        if len(members) == 1:
+            return None
+        sizes = np.array([member.own_size for member in members], np.int64)
+        names = [cohort.clients.names[row] for row in cohort.rows]
+        indices = [self.model.member_of(name) for name in names]
+        return OwnNumbers(self.model.size, sizes[indices])
+
+
+def _require_finite_update(update: Update, cohort: Cohort) -> None:
+    """Require that what clients sent is finite, after all transforms.
+
+    Raises:
+        Diverged: a client's message is NaN or infinite; it names the first such client.
+    """
+    for rows in update.values():
+        if isinstance(rows, HiddenRows) or not is_float(rows):
+            continue
+        sent = rows.host().reshape(len(cohort), -1)
+        wrong = cohort.reporting & ~np.isfinite(sent).all(axis=1)
+        if wrong.any():
+            name = cohort.clients.names[cohort.rows[np.argmax(wrong)]]
+            raise Diverged(name, cohort.round)

@@ -1,0 +1,1 @@
+"""Compares methods: experiments, scenarios, baselines, results, reports."""

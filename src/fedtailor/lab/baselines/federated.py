@@ -1,0 +1,205 @@
+"""Baselines that need no pooled rows: mixed models, and federated boosting."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from statistics import median
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedtailor._base.choice import require
+from fedtailor.lab.baselines.baseline import Baseline, KeptModels, Predict, Problem
+from fedtailor.models import Model
+from fedtailor.models.tasks import Task
+from fedtailor.statistics.boosting import (
+    BoostedModel,
+    BoostingRows,
+    BoostingSettings,
+    OwnTrees,
+    as_vectors,
+    boost,
+    boost_alone,
+    boost_chosen,
+)
+from fedtailor.statistics.boosting.boost import sum_over
+from fedtailor.statistics.mixed import ClientMoments, fit_mixed_model
+
+_DEPENDENT = 1e-8
+"""An input follows from others if so small a share of its squares is left beside them."""
+
+_MOST_OWN = 200
+"""The most clients that try trees of their own."""
+
+
+def require_one_target(problem: Problem) -> None:
+    """Require a class or one number for each row.
+
+    Raises:
+        ValueError: the targets are several, such as a time and an event.
+    """
+    require(
+        all(np.ndim(y) == 1 or np.shape(y)[1:] == (1,) for y in problem.y),
+        "it takes a class or one number for each row",
+    )
+
+
+class MixedEffects(Baseline):
+    """A linear mixed model: intercept and slopes differ at random, each with its own
+    variance (REML).
+    """
+
+    name: ClassVar[str] = "mixed"
+    title: ClassVar[str] = "mixed model"
+    needs_pooled_data: ClassVar[bool] = False
+    is_linear: ClassVar[bool] = True
+
+    def applies(self, task: Task) -> bool:
+        return super().applies(task) and not task.predicts_classes
+
+    def fit(self, problem: Problem) -> Predict:
+        require_one_target(problem)
+        kept = independent_inputs(problem.x)
+        moments = [
+            ClientMoments.of(x[:, kept], y)
+            for x, y in zip(problem.x, problem.y, strict=True)
+        ]
+        model = fit_mixed_model(moments, "diagonal")
+        return lambda client, inputs: model.predict(inputs[:, kept], client)
+
+
+def independent_inputs(clients: Sequence[NDArray[np.float64]]) -> list[int]:
+    """The inputs that do not follow from a constant and those before them.
+
+    Indicators of all categories add up to a constant, for example, and fixed effects of
+    all of them are not determined. It follows from sums of products over clients.
+
+    Args:
+        clients: the inputs [n, d] of each.
+    """
+    products = 0.0
+    for x in clients:
+        rows = np.column_stack([np.ones(len(x)), np.asarray(x, np.float64)])
+        products = products + rows.T @ rows
+    products = np.asarray(products)
+    kept = [0]  # the constant
+    for column in range(1, len(products)):
+        own, size = products[kept, column], products[column, column]
+        left = size - own @ np.linalg.solve(products[np.ix_(kept, kept)], own)
+        if left > _DEPENDENT * size:
+            kept.append(column)
+    return [column - 1 for column in kept[1:]]
+
+
+@dataclass(frozen=True)
+class BoostedClients:
+    """Boosted trees of clients, which predict.
+
+    Attributes:
+        shared: the trees of all clients together.
+        models: those of each client.
+        names: the clients' names.
+    """
+
+    shared: BoostedModel
+    models: Sequence[BoostedModel]
+    names: Sequence[str]
+
+    def __call__(self, client: int, x: NDArray[np.float64]) -> NDArray[np.float64]:
+        return self.models[client].outputs(x)
+
+
+class TreesFederated(Baseline):
+    """Trees boosted on sums of histograms over clients, and then a client's own where
+    its validation rows say so.
+
+    Args:
+        rounds: rounds of shared trees; None = as many as validation rows say.
+        own: client -> its own trees, if `rounds` is given; clients that are not listed
+            have none.
+    """
+
+    name: ClassVar[str] = "trees-federated"
+    title: ClassVar[str] = "boosted trees, federated"
+    needs_pooled_data: ClassVar[bool] = False
+    by_default: ClassVar[bool] = False  # many times slower than scikit-learn's
+    keeps_models: ClassVar[bool] = True
+    about: ClassVar[str] = (
+        "Trees are boosted on sums over clients: of rows, targets, and of gradients and"
+        " curvatures by input and bin. A client may go on with trees of its own, or take"
+        " its own only; these are grown where its rows are."
+    )
+
+    def __init__(
+        self, rounds: int | None = None, own: Mapping[str, OwnTrees] | None = None
+    ) -> None:
+        self._rounds, self._own = rounds, own or {}
+
+    def fit(self, problem: Problem) -> BoostedClients:
+        require_one_target(problem)
+        clients = []
+        for place, (x, y) in enumerate(zip(problem.x, problem.y, strict=True)):
+            validation = (None, None)
+            if problem.val_x:
+                validation = problem.val_x[place], problem.val_y[place]
+            clients.append(BoostingRows(x, y, problem.classes, *validation))
+        inputs = problem.x[0].shape[1]
+        settings = BoostingSettings()
+        if self._rounds is not None:
+            return self._refit(problem, clients, settings)
+        shared = boost(sum_over(clients), inputs, problem.classes, settings)
+        models: list[BoostedModel] = [replace(shared, own=0)] * len(clients)
+        if len(clients) <= _MOST_OWN:
+            models = [boost_alone(rows, shared, settings) for rows in clients]
+        return BoostedClients(replace(shared, own=0), models, problem.names)
+
+    def _refit(
+        self,
+        problem: Problem,
+        clients: Sequence[BoostingRows],
+        settings: BoostingSettings,
+    ) -> BoostedClients:
+        """Boost as many trees as were chosen before."""
+        assert self._rounds is not None
+        settings = replace(settings, trees=max(self._rounds, 1), chooses=False)
+        shared = boost(
+            sum_over(clients), problem.x[0].shape[1], problem.classes, settings
+        )
+        # At least one round is boosted, and none may have been chosen.
+        shared = replace(shared, trees=shared.trees[: self._rounds], own=0)
+        models = [
+            boost_chosen(rows, shared, settings, self._own.get(name, OwnTrees()))
+            for name, rows in zip(problem.names, clients, strict=True)
+        ]
+        return BoostedClients(shared, models, problem.names)
+
+    def keep(self, fitted: BoostedClients, model: Model) -> KeptModels:
+        network, vectors = as_vectors([*fitted.models, fitted.shared], model)
+        own = {
+            name: asdict(OwnTrees.of(found, fitted.shared))
+            for name, found in zip(fitted.names, fitted.models, strict=True)
+        }
+        chosen = {"rounds": len(fitted.shared.trees), "own": own}
+        return KeptModels(network, vectors[:-1], vectors[-1], chosen)
+
+    def with_choices(self, chosen: Sequence[Mapping[str, Any]]) -> "TreesFederated":
+        rounds = round(median(one["rounds"] for one in chosen))
+        own = {}
+        for name in dict.fromkeys(name for one in chosen for name in one["own"]):
+            found = [
+                OwnTrees(**one["own"][name]) for one in chosen if name in one["own"]
+            ]
+            own[name] = _usual(found)
+        return TreesFederated(rounds, own)
+
+
+def _usual(choices: Sequence[OwnTrees]) -> OwnTrees:
+    """Trees of a client's own, if it chose some in more than half of all trainings: of
+    the kind and the number that it mostly chose.
+    """
+    some = [one for one in choices if one.rounds]
+    if 2 * len(some) <= len(choices):
+        return OwnTrees()
+    follows = 2 * sum(one.after_shared for one in some) >= len(some)
+    numbers = [one.rounds for one in some if one.after_shared == follows]
+    return OwnTrees(max(round(median(numbers)), 1), follows)

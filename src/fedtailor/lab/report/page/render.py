@@ -1,0 +1,180 @@
+"""Renders a page as HTML.
+
+The page contains all scripts and styles. Its content security policy forbids the
+browser to load anything else.
+"""
+
+import hashlib
+import json
+import math
+from base64 import b64encode
+from collections.abc import Mapping
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+
+from fedtailor._base.choice import require
+from fedtailor._base.files import atomic_write, reason
+from fedtailor._base.printable import one_line
+from fedtailor.lab.report.figures import MAX_BANDS
+from fedtailor.lab.report.page.parts import Chart, Page
+from fedtailor.lab.results.tables import Cell, Number, ReportTable
+
+MAX_BYTES = 3_000_000
+"""Upper limit of a page's size, so that it can be sent by mail."""
+
+
+def render(page: Page) -> str:
+    """Renders a page as HTML.
+
+    Raises:
+        ValueError: it is larger than `MAX_BYTES`.
+    """
+    # Labels are user input, so all text is escaped. A name in the template that the
+    # page does not define is an error.
+    environment = Environment(
+        autoescape=True,
+        finalize=_finalize,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "flat": _on_one_line,
+        "sort_key": _sort_key,
+        "numeric": _numeric,
+        "chart_json": _chart_json,
+    }
+    # `</` must not occur inside a script or a style. The tests check that none of these
+    # files contains it.
+    assets = {name: Markup(_asset(file)) for name, file in _ASSETS.items()}
+    template = environment.from_string(_asset("page.html.j2"))
+    text = template.render(page=page, policy=_policy(assets), **assets)
+    size = len(text.encode())
+    require(
+        size < MAX_BYTES,
+        f"the page has {size / 1e6:.1f} MB, more than {MAX_BYTES / 1e6:g}; "
+        "compare fewer scenarios or methods, or use --out",
+    )
+    return text
+
+
+def write_page(page: Page, path: Path) -> Path:
+    """Writes a page atomically.
+
+    Returns:
+        The path of the page.
+
+    Raises:
+        ValueError: it cannot be written, or is too large.
+    """
+    require(
+        not path.is_dir(),
+        f"{path} is a directory; name a file, such as {path / 'report.html'}",
+    )
+    text = render(page)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_write(path) as file:
+            file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ValueError(
+            f"cannot write to {path}: {reason(error)}; name another file"
+        ) from None
+    return path
+
+
+_ASSETS = {
+    "style": "page.css",
+    "plot_style": "uPlot.min.css",
+    "plot_script": "uPlot.iife.min.js",
+    "script": "page.js",
+}
+
+
+def _asset(name: str) -> str:
+    return (files("fedtailor.lab.report.page") / "assets" / name).read_text(
+        encoding="utf-8"
+    )
+
+
+def _policy(assets: Mapping[str, str]) -> Markup:
+    """The content security policy: the page's own scripts and styles, nothing else.
+
+    The browser runs what has one of these digests, so no text that slipped into the
+    page can be a script.
+    """
+
+    def digests(*names: str) -> str:
+        content = (hashlib.sha256(assets[name].encode()).digest() for name in names)
+        return " ".join(f"'sha256-{b64encode(one).decode()}'" for one in content)
+
+    return Markup(
+        f"default-src 'none'; script-src {digests('plot_script', 'script')};"
+        f" style-src {digests('plot_style', 'style')}; img-src data:;"
+        " base-uri 'none'; form-action 'none'"
+    )
+
+
+def _finalize(value: Any) -> Any:
+    """Text from outside, as it prints; the page's own markup as it is."""
+    if isinstance(value, Markup) or not isinstance(value, str):
+        return value
+    return one_line(value)
+
+
+def _on_one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _numeric(table: ReportTable) -> list[bool]:
+    """Whether each column contains numbers; such columns are aligned to the right."""
+    return [
+        any(isinstance(row[column], Number) for row in table.rows)
+        for column in range(len(table.columns))
+    ]
+
+
+def _sort_key(cell: Cell) -> str:
+    """The key by which a column is sorted; empty for a number that is NaN."""
+    if isinstance(cell, Number):
+        return f"{cell.mean:.10g}" if math.isfinite(cell.mean) else ""
+    return cell
+
+
+def _chart_json(chart: Chart) -> Markup:
+    """Converts a chart to JSON for the page's script.
+
+    `<` is escaped, so that no label can end the script element.
+    """
+    series = []
+    for index, line in enumerate(chart.series):
+        entry: dict[str, Any] = {
+            "label": one_line(line.label),
+            "x": _json_numbers(line.x),
+            "y": _json_numbers(line.y),
+            "colour": index if line.colour is None else line.colour,
+            "shown": index < MAX_BANDS if line.shown is None else line.shown,
+        }
+        if len(line.low):
+            entry |= {"low": _json_numbers(line.low), "high": _json_numbers(line.high)}
+        series.append(entry)
+    data = {
+        "title": chart.title,
+        "x": chart.x_label,
+        "y": chart.y_label,
+        "series": series,
+    }
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return Markup(text.replace("<", "\\u003c"))
+
+
+def _json_numbers(values: Any) -> list[float | None]:
+    """Rounds numbers to six significant digits; NaN and infinity become None."""
+    return [
+        float(f"{value:.6g}") if math.isfinite(value) else None
+        for value in map(float, values)
+    ]

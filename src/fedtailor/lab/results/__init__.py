@@ -1,0 +1,1 @@
+"""Reads run directories, tests differences between methods, and decides."""

@@ -1,0 +1,273 @@
+"""Makes the verdict of a comparison from its runs."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from fedtailor.lab.results.experiment import StoredExperiment, TrainedBaseline
+from fedtailor.lab.results.stored import RunsByMethod, mean_sizes
+from fedtailor.lab.results.test_values import Tests, baseline_label, rows_of, values_of
+from fedtailor.lab.results.units import unit_of
+from fedtailor.lab.results.verdict import ClientVerdict, Verdict
+from fedtailor.lab.results.verdict_text import (
+    baseline_ahead,
+    baseline_sentences,
+    first_shared,
+    footnotes_of,
+    headline_of,
+    hurt_sentences,
+    method_sentences,
+    nonlinear_warnings,
+    subject_of,
+    untrained_warnings,
+)
+from fedtailor.lab.results.words import use_of
+from fedtailor.statistics.decision import (
+    Hurt,
+    Recommendation,
+    client_gains,
+    expected_metrics,
+    holm,
+    hurt_clients,
+    recommend,
+)
+
+
+def verdict_of(
+    experiment: StoredExperiment,
+    scenario: str,
+    runs: RunsByMethod,
+    *,
+    base: str | None,
+    gain_metric: str,
+    gains: pl.DataFrame | None,
+    rows: pl.DataFrame | None,
+) -> Verdict | None:
+    """Makes the end of a comparison.
+
+    Args:
+        experiment: the index and its runs.
+        scenario: label of the scenario.
+        runs: label -> finished runs, one for each seed.
+        base: label of the method that trains every client alone.
+        gain_metric: the metric of the gains.
+        gains: gains of every client over training alone, if they are known.
+        rows: the test rows of all runs, with the columns method and seed.
+
+    Returns:
+        None without validation or test data, of which a choice could be made.
+    """
+    first = next(iter(runs.values()))[0]
+    val = values_of(runs, "val")
+    test = values_of(runs, "test")
+    if val.is_empty() or test.is_empty() or rows is None:
+        return None
+    sizes = _sizes(runs)
+    chosen = recommend(
+        val, _simplest_first(runs), sizes, higher_is_better=first.unit.higher_is_better
+    )
+    if chosen is None:
+        return None
+    baselines = {
+        baseline_label(it): it for it in experiment.trained_baselines(scenario)
+    }
+    clients = _clients(chosen, gain_metric, gains, rows, runs, baselines, sizes)
+    tests = Tests(runs, baselines)
+    ahead = baseline_ahead(tests, baselines)
+    headline = [*ahead]
+    headline += headline_of(chosen, tests, base, runs, is_behind=bool(ahead))
+    hurt = _hurt(chosen, clients, gains, runs, base, tests)
+    warnings = [
+        *untrained_warnings(experiment, scenario, runs),
+        *nonlinear_warnings(experiment, scenario, tests, baselines),
+    ]
+    arguments = experiment.index.scenarios[scenario].arguments
+    return Verdict(
+        chosen,
+        unit_of(gain_metric),
+        subject=subject_of(experiment, scenario, first, gain_metric),
+        client_column=str(arguments.get("client", "client")),
+        headline=headline,
+        methods=[
+            *method_sentences(chosen, runs, base),
+            *baseline_sentences(clients),
+        ],
+        clients=clients,
+        footnotes=[
+            *hurt_sentences(hurt),
+            *footnotes_of(experiment, scenario, clients, first),
+        ],
+        warnings=warnings,
+        hurt=hurt,
+    )
+
+
+def _sizes(runs: RunsByMethod) -> dict[str, tuple[int, int]]:
+    """Client -> its numbers of validation and of training rows."""
+    first = next(iter(runs.values()))
+    val, train = mean_sizes(first, "val"), mean_sizes(first, "train")
+    return {client: (val[client], train[client]) for client in val}
+
+
+def _simplest_first(runs: RunsByMethod) -> list[str]:
+    """The methods by what is sent for them and by what clients keep."""
+
+    def key(label: str) -> tuple[float, int, int]:
+        sent = [
+            sum(entry.bytes_unicast for entry in run.ledger.entries)
+            / max(int(run.summary.get("rounds", 1)), 1)
+            for run in runs[label]
+        ]
+        # What a round sends, as a training may by chance take fewer rounds.
+        size = float(np.mean(sent))
+        kinds = list(_KINDS)
+        method = runs[label][0].method
+        kind = kinds.index(method) if method in kinds else len(kinds)
+        return (0.0 if size == 0 else 1.0, kind, round(size))
+
+    return sorted(runs, key=key)
+
+
+_KINDS = ("local", "fedavg", "finetune", "mr-mtl", "ditto", "self-fl", "ucfl")
+"""Methods from the simplest on; other ones are less simple than these."""
+
+
+def _clients(
+    chosen: Recommendation,
+    metric: str,
+    gains: pl.DataFrame | None,
+    rows: pl.DataFrame,
+    runs: RunsByMethod,
+    baselines: Mapping[str, TrainedBaseline],
+    sizes: Mapping[str, tuple[int, int]],
+) -> list[ClientVerdict]:
+    """One entry for each client that trains."""
+    first = next(iter(runs.values()))[0]
+    names = first.seen_clients["client"].to_list()
+    own = {name: chosen.for_client(name) for name in names}
+    used = rows.filter(pl.col("method").is_in(list(set(own.values()))))
+    expected = {
+        (row["client"], row["method"]): row
+        for row in expected_metrics(used, metric).iter_rows(named=True)
+    }
+    alone: dict[tuple[str, str], dict[str, Any]] = {}
+    if gains is not None:
+        for row in gains.iter_rows(named=True):
+            alone[row["client"], row["method"]] = row
+    p = np.array([alone.get((name, own[name]), {}).get("p", np.nan) for name in names])
+    adjusted = holm(p)
+    beside = _baselines_of_clients(baselines, names, sizes)
+    over = _over_baselines(own, beside, used, baselines, metric)
+    tested = mean_sizes(next(iter(runs.values())), "test")
+    entries = []
+    for position, name in enumerate(names):
+        found = expected.get((name, own[name]), {})
+        gain = alone.get((name, own[name]))
+        value, of_gain = over.get(name, (math.nan, None))
+        label = beside.get(name)
+        entries.append(
+            ClientVerdict(
+                client=name,
+                test_rows=tested.get(name, 0),
+                method=own[name],
+                use=use_of(runs[own[name]][0].method),
+                value=found.get("value", math.nan),
+                low=found.get("low", math.nan),
+                high=found.get("high", math.nan),
+                gain=None
+                if gain is None
+                else (gain["gain"], gain["low"], gain["high"]),
+                p=float(p[position]),
+                p_holm=float(adjusted[position]),
+                baseline=""
+                if label is None or math.isnan(value)
+                else baselines[label].title,
+                baseline_value=value,
+                over_baseline=of_gain,
+            )
+        )
+    return entries
+
+
+def _baselines_of_clients(
+    baselines: Mapping[str, TrainedBaseline],
+    names: Sequence[str],
+    sizes: Mapping[str, tuple[int, int]],
+) -> dict[str, str]:
+    """Client -> label of the best baseline without pooled data, by validation data.
+
+    The rule is that for methods, so that neither is too good by its choice.
+    """
+    alone = {
+        label: it.runs
+        for label, it in baselines.items()
+        if not it.about.needs_pooled_data
+    }
+    if not alone:
+        return {}
+    unit = next(iter(alone.values()))[0].unit
+    values = values_of(alone, "val")
+    # There is no simplest one among them: all are trained alone.
+    means = values.group_by("method").agg(pl.col("value").mean()).rows()
+    sign = 1 if unit.higher_is_better else -1
+    order = [label for label, _ in sorted(means, key=lambda it: -sign * (it[1] or 0.0))]
+    chosen = recommend(values, order, sizes, higher_is_better=unit.higher_is_better)
+    return {} if chosen is None else {name: chosen.for_client(name) for name in names}
+
+
+def _over_baselines(
+    own: Mapping[str, str],
+    beside: Mapping[str, str],
+    rows: pl.DataFrame,
+    baselines: Mapping[str, TrainedBaseline],
+    metric: str,
+) -> dict[str, tuple[float, tuple[float, float, float]]]:
+    """Client -> the metric of its baseline, and the gain of its method over that."""
+    result: dict[str, tuple[float, tuple[float, float, float]]] = {}
+    for label in dict.fromkeys(beside.values()):
+        of_baseline = rows_of({label: baselines[label].runs})
+        if of_baseline is None:
+            continue
+        both = pl.concat([of_baseline, rows], how="diagonal")
+        for row in client_gains(both, label, metric).iter_rows(named=True):
+            client = row["client"]
+            if beside.get(client) == label and own.get(client) == row["method"]:
+                result[client] = (
+                    row["base_value"],
+                    (row["gain"], row["low"], row["high"]),
+                )
+    return result
+
+
+def _hurt(
+    chosen: Recommendation,
+    clients: Sequence[ClientVerdict],
+    gains: pl.DataFrame | None,
+    runs: RunsByMethod,
+    base: str | None,
+    tests: Tests,
+) -> Hurt | None:
+    """Count the clients that are worse off than alone, by what each should use.
+
+    Where all should train alone, by the shared method that the first line speaks of.
+    """
+    if gains is None or base is None:
+        return None
+    own = {client.client: client.method for client in clients}
+    label = "what the table says"
+    if set(own.values()) == {base}:
+        shared = [method for method in tests.methods if method != base]
+        if not shared:
+            return None
+        label = first_shared(chosen, shared, tests)
+        own = dict.fromkeys(own, label)
+    elif len(set(own.values())) == 1:
+        label = chosen.method
+    used = pl.DataFrame({"client": list(own), "method": list(own.values())})
+    of_own = gains.join(used, on=["client", "method"], how="semi")
+    if of_own.is_empty():
+        return None
+    return hurt_clients(of_own.with_columns(method=pl.lit(label)), label, base)

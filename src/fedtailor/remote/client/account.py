@@ -1,0 +1,390 @@
+"""What a client has answered and spent, on its own disk, over all runs of all jobs.
+
+The coordinator is not trusted. In every run a client answers one request for each round
+and task, as two answers about the same data say more than one. The same request gets the
+same answer again, so that either side may be killed and go on.
+
+The account is a file of JSON lines. A line is written before its answer leaves.
+"""
+
+import hashlib
+import json
+import math
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Annotated, Literal, NamedTuple
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
+
+from fedtailor._base.choice import require
+from fedtailor._base.documentation import see
+from fedtailor._base.files import reason
+from fedtailor.aggregation.accounting.privacy import (
+    composed_epsilon,
+    composed_sgd_epsilon,
+)
+from fedtailor.engine.storage.digests import DIGEST_KEY, has_valid_digest, with_digest
+from fedtailor.engine.storage.lock import locked_lines
+from fedtailor.remote.wire.messages import Request
+from fedtailor.remote.wire.refusals import Refusal, refuse_unless
+from fedtailor.remote.wire.request_kind import DESCRIBE
+
+ACCOUNT = "account.jsonl"
+"""File in the directory of a client's states."""
+
+
+class Release(BaseModel):
+    """Noisy vectors that left a client, or private steps behind what left it.
+
+    Attributes:
+        unit: what the noise hides: the client with all its examples, or one example.
+        multiplier: the standard deviation of the noise, divided by the largest norm
+            that a unit adds.
+        delta: probability that the guarantee may fail.
+        count: number of vectors, or of steps.
+        batch_size: expected number of examples in a step; 0 for vectors.
+        examples: number of training examples; 0 for vectors.
+    """
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    unit: Literal["client", "example"]
+    multiplier: Annotated[float, Field(gt=0)]
+    delta: Annotated[float, Field(gt=0, lt=1)]
+    count: NonNegativeInt
+    batch_size: NonNegativeInt = 0
+    examples: NonNegativeInt = 0
+
+
+class _Answer(BaseModel):
+    """A line of the account: the answer to one request.
+
+    Attributes:
+        time: when it was given (UTC).
+        job, run, phase, round, task: what it answers.
+        request: digest of the request.
+        releases: what it spent.
+        without_noise: whether it holds something that no epsilon covers.
+    """
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    time: str
+    job: str
+    run: str
+    phase: int
+    round: int
+    task: str
+    request: str
+    releases: tuple[Release, ...] = ()
+    without_noise: bool = False
+
+    @property
+    def place(self) -> "_Place":
+        """What may be answered once."""
+        return _Place(self.job, self.run, self.phase, self.round, self.task)
+
+
+class _Place(NamedTuple):
+    """A task of a round of a run.
+
+    Phases of a schedule have places of their own, as one may begin with a probe in the
+    round in which the one before was evaluated with one. A round trains in one phase.
+    """
+
+    job: str
+    run: str
+    phase: int
+    round: int
+    task: str
+
+
+class ClientAccount:
+    """The account of one client.
+
+    Args:
+        directory: directory of the client's states.
+        most_epsilon: answers that would spend more in all are refused.
+        most_runs: number of runs of one job that are answered; None = any number.
+        log: called with a line after every answer that spends something.
+
+    Raises:
+        ValueError: the file cannot be read, or is damaged.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        most_epsilon: float = math.inf,
+        most_runs: int | None = None,
+        log: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self.path = directory / ACCOUNT
+        self._most_epsilon, self._most_runs, self._log = most_epsilon, most_runs, log
+        self._size_read = 0
+        self._answered: dict[_Place, str] = {}
+        self._spent: Counter[Release] = Counter()  # releases with a count of 1 -> count
+        self._without_noise = 0
+        self._last: tuple[Request, str] | None = None
+        if self.path.exists():
+            with self._locked() as file:
+                self._read_new(file)
+
+    def check(self, request: Request) -> None:
+        """Check that a request may be answered.
+
+        Raises:
+            Refused: another request for the same task of the same round of this run
+                was answered, or the job has begun too many runs.
+        """
+        place, answered = _place_of(request), self._answered
+        refuse_unless(
+            place not in answered or answered[place] == self._digest(request),
+            Refusal.ANSWERED,
+            f"it has answered another request for the task {place.task!r} in round"
+            f" {place.round + 1} of this run; it answers one",
+        )
+        runs = _runs_of(answered, place.job) | _runs_of([place], place.job)
+        refuse_unless(
+            self._most_runs is None or len(runs) <= self._most_runs,
+            Refusal.SPENT,
+            f"the policy here lets a job run {self._most_runs} times, and this would be"
+            " once more; raise runs to go on",
+        )
+
+    def record(
+        self,
+        request: Request,
+        releases: Iterable[Release] = (),
+        *,
+        without_noise: bool = False,
+    ) -> None:
+        """Record an answer before it leaves; the same one again spends nothing.
+
+        Args:
+            request: the request.
+            releases: what the answer spends.
+            without_noise: whether it holds something that no epsilon covers.
+
+        Raises:
+            Refused: the request may not be answered (see `check`), or too much would be
+                spent.
+            ValueError: the file cannot be written.
+        """
+        releases = tuple(release for release in releases if release.count)
+        with self._locked() as file:
+            self._read_new(file)  # another process may have answered
+            self.check(request)
+            if _place_of(request) in self._answered:
+                return
+            answer = _Answer(
+                time=datetime.now(UTC).isoformat(timespec="seconds"),
+                **_place_of(request)._asdict(),
+                request=self._digest(request),
+                releases=releases,
+                without_noise=without_noise,
+            )
+            if releases:
+                self._check_epsilons(releases)
+            line = json.dumps(with_digest(answer.model_dump(mode="json"))) + "\n"
+            # What is spent must survive a power cut, which takes a hundredth of a second.
+            # That a round was answered survives a kill of the process in any case.
+            append(file, line.encode(), durable=bool(releases))
+            self._read_new(file)
+        if releases:
+            self._log(f"round {request.round + 1}: {self._describe_epsilons()}")
+
+    def _digest(self, request: Request) -> str:
+        """The digest of a request, computed once for `check` and `record`."""
+        if self._last is None or self._last[0] is not request:
+            self._last = request, digest_of(request)
+        return self._last[1]
+
+    def epsilons(self, more: Iterable[Release] = ()) -> dict[str, tuple[float, float]]:
+        """What all answers have spent.
+
+        Args:
+            more: releases to be added to those of the account.
+
+        Returns:
+            For each unit ("client", "example") that noise hides: epsilon and delta. The
+            delta is the smallest of all releases.
+        """
+        spent = self._spent.copy()
+        for release in more:
+            spent[release.model_copy(update={"count": 1})] += release.count
+        epsilons = {}
+        for unit in ("client", "example"):
+            of_unit = {key: n for key, n in spent.items() if key.unit == unit}
+            if not of_unit:
+                continue
+            delta = min(key.delta for key in of_unit)
+            if unit == "client":
+                sums = [(key.multiplier, 1.0, n) for key, n in of_unit.items()]
+                epsilon = composed_epsilon(sums, delta)
+            else:
+                steps = [
+                    (key.multiplier, key.batch_size, key.examples, n)
+                    for key, n in of_unit.items()
+                ]
+                epsilon = composed_sgd_epsilon(steps, delta)
+            epsilons[unit] = epsilon, delta
+        return epsilons
+
+    def describe(self) -> list[str]:
+        """Say in lines what was answered and spent."""
+        if not self._answered:
+            return ["nothing was answered so far"]
+        rounds = sum(place.task == "client" for place in self._answered)
+        jobs = {place.job for place in self._answered}
+        runs = {(job, run) for job in jobs for run in _runs_of(self._answered, job)}
+        lines = [
+            f"answered so far: {_count(rounds, 'round')} of training, in"
+            f" {_count(len(runs), 'run')} of {_count(len(jobs), 'job')}"
+        ]
+        if self._spent:
+            lines.append(f"spent so far: {self._describe_epsilons()}")
+        if self._without_noise:
+            lines.append(
+                f"{_count(self._without_noise, 'answer')} without noise: no epsilon"
+                " covers what they say"
+            )
+        return lines
+
+    def _describe_epsilons(self) -> str:
+        names = {"client": "for all rows of this client", "example": "for each row"}
+        parts = [
+            f"epsilon {epsilon:.2f} {names[unit]} (delta {delta:g})"
+            for unit, (epsilon, delta) in self.epsilons().items()
+        ]
+        most = f", at most {self._most_epsilon:g}"
+        return "; ".join(parts) + (most if math.isfinite(self._most_epsilon) else "")
+
+    def _check_epsilons(self, releases: Iterable[Release]) -> None:
+        """Refuse releases with which more than `most_epsilon` would be spent."""
+        if math.isinf(self._most_epsilon):
+            return
+        for epsilon, _ in self.epsilons(releases).values():
+            refuse_unless(
+                epsilon <= self._most_epsilon,
+                Refusal.SPENT,
+                f"with this answer epsilon would be {epsilon:.2f}, over all runs, and"
+                f" the policy here allows {self._most_epsilon:g}",
+            )
+
+    @contextmanager
+    def _locked(self) -> Iterator[IO[bytes]]:
+        """Open the file for reading and appending; no other process does at this time.
+
+        Raises:
+            ValueError: it cannot be read or written.
+        """
+        try:
+            with locked_lines(self.path) as file:
+                yield file
+        except OSError as error:
+            raise ValueError(
+                f"cannot keep the account {self.path}: {reason(error)}"
+            ) from None
+
+    def _read_new(self, file: IO[bytes]) -> None:
+        """Read the lines that were added since the last call.
+
+        Raises:
+            ValueError: a line is damaged.
+        """
+        file.seek(self._size_read)
+        whole, newline, torn = file.read().rpartition(b"\n")
+        if torn:
+            # A process was killed while it wrote the last line. Its answer never left.
+            file.truncate(self._size_read + len(whole) + len(newline))
+        for line in whole.split(b"\n") if whole else []:
+            self._add(self._parse(line))
+        self._size_read += len(whole) + len(newline)
+
+    def _parse(self, line: bytes) -> _Answer:
+        try:
+            content = json.loads(line)
+            require(has_valid_digest(content), "it is not what was written")
+            del content[DIGEST_KEY]
+            return _Answer.model_validate_json(json.dumps(content))
+        except (ValueError, RecursionError, ValidationError):
+            raise ValueError(
+                f"{self.path} is damaged after {len(self._answered)} answers, and says"
+                " what this client has answered and spent; restore it from a backup"
+                f"{see('errors#a-damaged-account')}"
+            ) from None
+
+    def _add(self, answer: _Answer) -> None:
+        self._answered[answer.place] = answer.request
+        self._without_noise += answer.without_noise
+        for release in answer.releases:
+            self._spent[release.model_copy(update={"count": 1})] += release.count
+
+
+def _runs_of(places: Iterable[_Place], job: str) -> set[str]:
+    """The runs of a job that are among these places."""
+    return {
+        place.run for place in places if place.job == job and place.task != DESCRIBE
+    }
+
+
+def append(file: IO[bytes], data: bytes, *, durable: bool = True) -> None:
+    """Append bytes to an unbuffered file.
+
+    Args:
+        file: the file.
+        data: the bytes.
+        durable: whether to flush them to the disk, so that they survive a power cut.
+
+    Raises:
+        OSError: they cannot be written; the file is then as before.
+    """
+    end = file.seek(0, os.SEEK_END)
+    try:
+        written = 0
+        while written < len(data):
+            written += file.write(data[written:])
+        if durable:
+            os.fsync(file.fileno())
+    except OSError:
+        file.truncate(end)
+        raise
+
+
+def digest_of(request: Request) -> str:
+    """SHA-256 of everything in a request that its answer depends on.
+
+    What differs when the same thing is asked again (the number of the exchange, the
+    deadline, the nonce, the state that is on the coordinator's disk) is left out.
+    """
+    names = (
+        *("experiment", "run", "round", "task", "client", "state_round", "reply"),
+        "algorithm",
+    )
+    asked = {name: getattr(request, name) for name in names}
+    digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode())
+    for name, array in sorted(request.arrays.items()):
+        digest.update(f"\0{name}\0".encode() + array_bytes(array))
+    return digest.hexdigest()
+
+
+def array_bytes(array: np.ndarray) -> bytes:
+    """The type, shape and bytes of an array, for digests."""
+    array = np.asarray(array)
+    return f"{array.dtype.str}{array.shape}\0".encode() + array.tobytes()
+
+
+def _place_of(request: Request) -> _Place:
+    phase = 0 if request.task == "client" else request.algorithm.get("phase", 0)
+    return _Place(request.experiment, request.run, phase, request.round, request.task)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

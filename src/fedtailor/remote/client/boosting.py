@@ -1,0 +1,234 @@
+"""A client's part of boosting over machines: steps, of each of which it adds one vector to
+a sum behind masks.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedtailor.aggregation.secure_sums import MIN_CLIENTS, FixedPoint
+from fedtailor.data.federation import Federation
+from fedtailor.engine.storage.personal_model import PersonalModel
+from fedtailor.remote.client.account import digest_of
+from fedtailor.remote.job.plan import Plan
+from fedtailor.remote.wire.boosting import (
+    BOOST,
+    FINISH,
+    HALVINGS,
+    SUMMED,
+    Step,
+    leaves_of_tree,
+    most_steps,
+    read_steps,
+    to_vector,
+)
+from fedtailor.remote.wire.messages import Request
+from fedtailor.remote.wire.refusals import Refusal, refuse_unless, refusing
+from fedtailor.statistics.boosting import (
+    BoostedModel,
+    BoostingRequest,
+    BoostingRows,
+    Tree,
+    as_vectors,
+    boost_alone,
+)
+from fedtailor.statistics.boosting.bins import BISECTIONS
+from fedtailor.statistics.boosting.federated import boosting_rows
+
+CLIENTS = "clients"
+"""Key beside the steps: over how many clients their sum is."""
+
+_NEEDS = {
+    "counts": ("start",),
+    "bins": ("start",),
+    "baseline": ("bins",),
+    "gradients": ("loss",),
+    "split": ("gradients",),
+    "tree": ("baseline",),
+    "loss": ("baseline",),
+    FINISH: ("loss",),
+}
+"""What must have come before a step of a kind."""
+
+_ONCE = ("start", "bins", "baseline")
+"""Steps that come once in a run."""
+
+
+MOST_COUNTS = BISECTIONS // HALVINGS
+"""The most questions of a run for rows below thresholds."""
+
+
+class BoostingClient:
+    """Takes the steps of boosting on a client's rows.
+
+    Nothing of a run outlives the process: a client that was started again has no part in
+    it any more.
+
+    Args:
+        plan: what this client agreed to, with boosting and sums behind masks.
+        federation: a federation of this client only.
+
+    Attributes:
+        most_steps: the most steps of a run.
+        own: the client's own model, once it is made.
+    """
+
+    def __init__(self, plan: Plan, federation: Federation) -> None:
+        assert plan.boosting is not None and plan.sums is not None
+        self._boosting, self._federation = plan.boosting, federation
+        self._like = plan.model
+        self._fixed_point = FixedPoint(plan.sums.range)
+        self._inputs = int(np.prod(federation.input_shape, dtype=int))
+        classes = federation.classes
+        self._outputs = classes if classes is not None and classes > 2 else 1
+        self.most_steps = most_steps(plan.boosting.settings, self._outputs)
+        self._run, self._step, self._digest = "", -1, ""
+        self._vector: NDArray[np.float64] | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        """Begin a run."""
+        self._rows: BoostingRows = boosting_rows(self._federation, 0)
+        self._done: set[str] = set()
+        self._thresholds: list[NDArray[np.float64]] = []
+        self._baseline: NDArray[np.float64] = np.zeros(self._outputs)
+        self._trees: list[Tree] = []
+        self._counted = 0  # questions of the search for bins
+        self._leaves: set[int] = set()  # of the tree that grows; none before its root
+        self._last_node = 0
+        self._measured = -1  # trees at the last loss
+        self.own: PersonalModel | None = None
+
+    def __call__(self, request: Request) -> NDArray[np.float64] | None:
+        """Take a step; one that was taken before is not taken again.
+
+        Returns:
+            The vector of its sum; None if it asks for none.
+
+        Raises:
+            Refused: the step is not well formed, or not the next one of its run.
+        """
+        digest = digest_of(request)
+        if digest == self._digest:
+            return self._vector
+        if request.round == 0 and request.run != self._run:
+            self._run, self._step = request.run, -1
+            self._begin()
+        refuse_unless(
+            request.run == self._run and request.round == self._step + 1,
+            Refusal.NO_STATE,
+            f"step {request.round + 1} of boosting is not the next one here: it was"
+            " started again in between, or another run has begun",
+        )
+        plain = dict(request.algorithm[BOOST])
+        clients = plain.pop(CLIENTS, None)
+        with refusing(Refusal.MALFORMED):
+            steps = read_steps(
+                plain,
+                request.arrays,
+                self._inputs,
+                self._outputs,
+                self._boosting.settings,
+            )
+        refuse_unless(
+            type(clients) is int and clients >= MIN_CLIENTS,
+            Refusal.UNSAFE_SUM,
+            f"boosting adds over {MIN_CLIENTS} clients or more, not {clients!r}",
+        )
+        assert isinstance(clients, int)
+        answers = []
+        # From here on the rows move: a step that fails is not taken for a second time.
+        self._step, self._digest, self._vector = request.round, digest, None
+        for step in steps:
+            answer = self._take(step)
+            if answer is not None:
+                answers.append(answer.reshape(-1))
+        if answers:
+            with refusing(Refusal.SUM_RANGE):
+                together = np.concatenate(answers)
+                self._vector = to_vector(together, clients, self._fixed_point)
+        return self._vector
+
+    def _take(self, step: BoostingRequest | Step) -> NDArray[np.float64] | None:
+        """Take one step; returns the answer if it is summed."""
+        why = self._out_of_order(step)
+        refuse_unless(
+            not why, Refusal.MALFORMED, f"a step of boosting ({step.kind}) {why}"
+        )
+        if isinstance(step, Step):
+            self.own = self._own_model(step.rounds)
+            return None
+        self._done.add(step.kind)
+        if step.kind == "counts":
+            self._counted += 1
+        if step.kind == "bins":
+            self._thresholds = step.arrays["thresholds"]
+        if step.kind == "baseline":
+            self._baseline = step.arrays["baseline"]
+        if step.kind == "gradients":
+            self._leaves, self._last_node = {0}, 0
+        if step.kind == "split":
+            self._leaves -= {step.node}
+            self._leaves |= {step.left, step.left + 1}
+            self._last_node = step.left + 1
+        if step.kind == "tree":
+            self._trees.append(step.arrays["tree"])
+            self._leaves = set()
+        if step.kind == "loss":
+            self._measured = len(self._trees)
+        answer = self._rows.answer(step)
+        return answer if step.kind in SUMMED else None
+
+    def _out_of_order(self, step: BoostingRequest | Step) -> str:
+        """Why a step cannot come now, in words; empty if it can.
+
+        A run is what `boost` asks for: each question once, and as many as the job's trees
+        need. So a coordinator that chooses its questions cannot ask for more of them.
+        """
+        settings, kind, grown = self._boosting.settings, step.kind, len(self._trees)
+        missing = [it for it in _NEEDS.get(kind, ()) if it not in self._done]
+        if missing:
+            return f"came before {', '.join(missing)}"
+        if kind in _ONCE and kind in self._done:
+            return "came twice"
+        if kind == "counts" and ("bins" in self._done or self._counted == MOST_COUNTS):
+            return "came too often, or after the bins"
+        if kind == "gradients" and self._leaves:
+            return "came twice for a tree"
+        if kind in ("gradients", "tree") and step.output != grown % self._outputs:
+            return "does not belong to the next tree of its round"
+        if kind == "split" and (
+            step.node not in self._leaves
+            or not self._last_node < step.left < 2 * leaves_of_tree(settings)
+        ):
+            return "is not of a leaf of this tree"
+        if kind == "tree" and grown == settings.trees * self._outputs:
+            return "is one tree too many"
+        # The known trees of a boosting that is resumed come before the first loss.
+        if kind == "tree" and self._measured >= 0 and not self._leaves:
+            return "came before the gradients of its tree"
+        if kind == "loss" and (
+            self._leaves or grown % self._outputs or self._measured == grown
+        ):
+            return "came within a round of trees, or twice after one"
+        return ""
+
+    def _own_model(self, rounds: int) -> PersonalModel:
+        """The shared trees of so many rounds, and this client's own after them."""
+        each = self._outputs
+        trees: list[Any] = [
+            tuple(self._trees[start : start + each])
+            for start in range(0, len(self._trees), each)
+        ]
+        federation = self._federation
+        shared = BoostedModel(
+            federation.classes, self._baseline, tuple(trees[:rounds]), self._thresholds
+        )
+        model = shared
+        if self._boosting.own_trees:
+            model = boost_alone(self._rows, shared, self._boosting.settings)
+        network, (vector,) = as_vectors([model], self._like)
+        return PersonalModel(
+            federation.names[0], vector, network, federation.shift, federation.scale
+        )

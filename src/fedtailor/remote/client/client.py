@@ -1,0 +1,149 @@
+"""One client of a federation: what answers its messages, within its policy."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from fedtailor.data.federation import Federation
+from fedtailor.remote.client.account import ClientAccount
+from fedtailor.remote.client.audit import AuditLog
+from fedtailor.remote.client.policy import read_policy
+from fedtailor.remote.client.round_requests import PERSONAL
+from fedtailor.remote.client.store import ClientStore
+from fedtailor.remote.client.table_requests import JobHandler
+from fedtailor.remote.keys.kit import STATE, Kit
+from fedtailor.remote.wire.boosting import BOOST
+from fedtailor.remote.wire.messages import Reply, Request
+from fedtailor.remote.wire.request_kind import TABLE_TASKS, TASKS
+from fedtailor.remote.wire.run_log import RunLog, info_of
+from fedtailor.remote.wire.secure_sums import KEYS, STAGES
+from fedtailor.remote.wire.transport import Recorder, RequestHandler, Responder
+
+
+def responder_of(
+    kit: Kit,
+    store: ClientStore,
+    data: Path,
+    *,
+    make_handler: Callable[[Kit, Federation, ClientStore], RequestHandler]
+    | None = None,
+    log: Callable[[str], None] = lambda line: None,
+) -> Responder:
+    """Read a client's policy and its file, and make what answers its messages.
+
+    Args:
+        kit: kit of the client.
+        store: the client's states.
+        data: the client's file.
+        make_handler: function from the kit, the client's federation and its store to
+            the handler of rounds; `RoundHandler` by default.
+        log: called with lines for the user.
+
+    Raises:
+        ValueError: the policy is not valid or does not allow the job, the account is
+            damaged, or the file does not fit the job.
+    """
+    job, policy = kit.job, read_policy(kit.directory)
+    policy.check_job(job)
+    make = None if make_handler is None else partial(make_handler, kit)
+    account = account_of(kit, log)
+    most = policy.numbers_per_cell
+    handler = JobHandler(job, kit.name, data, store, make, account, log, most)
+    info_of(log)(
+        f"{kit.name}: {handler.sizes.sum()} rows of {data.name} fit the job"
+        f" {job.title!r}"
+    )
+    return Responder(
+        job.identity,
+        kit.name,
+        handler,
+        handler.common_vectors,
+        log,
+        check=policy.check_request,
+        record=Narrator(kit, store, audit_of(kit.directory), log),
+        origin=handler.origin,
+    )
+
+
+ROUND_TASKS = ("probe", "client", *STAGES)
+"""Tasks that are part of a round; others come before the first, or after one."""
+
+
+class Narrator:
+    """Says what a client has answered (a `Recorder` for `Responder`).
+
+    Args:
+        kit: kit of the client.
+        store: the client's states.
+        record: records the answer first.
+        log: what is said goes there, at the level "info", if it has levels.
+    """
+
+    def __init__(
+        self,
+        kit: Kit,
+        store: ClientStore,
+        record: Recorder,
+        log: Callable[[str], None],
+    ) -> None:
+        self._kit, self._store, self._record = kit, store, record
+        self._info = log.info if isinstance(log, RunLog) else None
+
+    def __call__(self, request: Request, reply: Reply, message: bytes) -> None:
+        """Record an answer, then say that it was given."""
+        self._record(request, reply, message)
+        if self._info is None or reply.refusal is not None or reply.cache_miss:
+            return
+        if request.task not in (*TABLE_TASKS, *TASKS):
+            return
+        if BOOST in request.algorithm:
+            self._say_step(request)
+            return
+        # What is asked after a round names the number of rounds done.
+        number = request.round + (request.task in ROUND_TASKS)
+        self._info(
+            f"round {number}: answered {request.task!r} ({len(message):,} bytes)"
+        )
+        if request.task == "personal":
+            self._say_model("the training is over")
+
+    def _say_step(self, request: Request) -> None:
+        """Say what boosting sends when it begins, and that it is over."""
+        assert self._info is not None
+        if request.round == 0 and request.task == KEYS:
+            self._info(
+                "trees are boosted: adds, behind masks, rows and targets; then rows,"
+                " gradients and curvatures by bins of columns, and losses"
+            )
+        if request.task == BOOST:
+            self._say_model("the boosting is over")
+
+    def _say_model(self, what: str) -> None:
+        assert self._info is not None
+        self._info(
+            f"{what}; this client's own model is in {self._store.directory / PERSONAL}"
+        )
+        self._info(
+            f"predict with it: fedtailor federation predict {self._kit.directory}"
+            " --data NEW.csv --out predictions.csv"
+        )
+
+
+def account_of(
+    kit: Kit, log: Callable[[str], None] = lambda line: None
+) -> ClientAccount:
+    """The account of a client, with the limits of its policy.
+
+    Raises:
+        ValueError: the policy or the account cannot be read.
+    """
+    policy = read_policy(kit.directory)
+    return ClientAccount(
+        kit.state, most_epsilon=policy.epsilon, most_runs=policy.runs, log=log
+    )
+
+
+def audit_of(kit: Path) -> AuditLog:
+    """The log of the messages that left a client, by the directory of its kit."""
+    tasks = (*TABLE_TASKS, *TASKS)
+    return AuditLog(kit / STATE, tasks, before_training=TABLE_TASKS)

@@ -1,0 +1,83 @@
+"""What may leave a client by its policy: the rows of the table in docs/privacy.md.
+
+`Policy` and the handlers of requests keep these promises; here they are put in words, for
+`federation policy KIT` and for the test that compares both.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fedtailor.remote.client.policy import Policy, adds_noise, has_probe
+from fedtailor.remote.job.job import Job
+
+
+@dataclass(frozen=True)
+class Promise:
+    """Something that leaves a client only if its policy says so.
+
+    Attributes:
+        what: in words.
+        entries: of the policy that let it leave, as they must stand there.
+        allows: whether a policy lets it leave.
+        asks: whether a job asks for it.
+    """
+
+    what: str
+    entries: str
+    allows: Callable[[Policy], bool]
+    asks: Callable[[Job], bool]
+
+
+PROMISES = (
+    Promise(
+        "its own updates, without masks",
+        "secure_aggregation_only = false",
+        lambda policy: not policy.secure_aggregation_only,
+        lambda job: job.spec.privacy.sums is None,
+    ),
+    Promise(
+        "its own answer to a probe, without masks and noise",
+        "secure_aggregation_only = false, noise_only = false",
+        lambda policy: not (policy.secure_aggregation_only or policy.noise_only),
+        has_probe,
+    ),
+    Promise(
+        "updates to which it adds no noise",
+        "noise_only = false",
+        lambda policy: not policy.noise_only,
+        lambda job: not adds_noise(job),
+    ),
+    Promise(
+        "counts, means and sums of its columns, names of their categories",
+        "federated_statistics = true, noise_only = false",
+        lambda policy: policy.federated_statistics and not policy.noise_only,
+        lambda job: job.schema.federated,
+    ),
+    Promise(
+        "sums over clients of rows, gradients and losses, to boost trees",
+        "federated_statistics = true, noise_only = false",
+        lambda policy: policy.federated_statistics and not policy.noise_only,
+        lambda job: job.boosting is not None,
+    ),
+    Promise(
+        "its own sums of losses and of correct predictions, once a round",
+        "measurements = true, noise_only = false",
+        lambda policy: policy.measurements and not policy.noise_only,
+        lambda job: job.spec.privacy.evaluate,
+    ),
+)
+
+
+def said(policy: Policy, job: Job) -> list[str]:
+    """What may leave a client, in lines, and whether a job asks for it."""
+    lines = []
+    for promise in PROMISES:
+        notes = []
+        if not promise.allows(policy):
+            notes.append(f"needs {promise.entries}")
+        if promise.asks(job):
+            notes.append("this job asks for it")
+        may = "may leave" if promise.allows(policy) else "stays"
+        lines.append(f"{may:<10}  {promise.what}")
+        lines += [f"{'':<10}  ({note})" for note in notes]
+    return lines

@@ -1,0 +1,123 @@
+"""A client's states on its own disk.
+
+The file of a state names the round that produced it, and is written atomically. The
+coordinator decides which state is valid, and every request names the state to start
+from. So an answer that was lost, late or refused has no effect: the next request names
+an older state, and the newer one is deleted.
+"""
+
+import re
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from fedtailor._base.choice import require
+from fedtailor.engine.storage.checkpoint import load_tree, save_tree
+from fedtailor.engine.storage.lock import LOCK, ProcessLock
+
+_NAME = re.compile(r"round-(\d{8})\.safetensors")
+
+
+class ClientStore:
+    """The states of one client in one experiment.
+
+    As a context manager it locks its directory, so that no two processes use it at the
+    same time.
+
+    Args:
+        directory: the client's directory, of all its jobs; created, readable by its owner only, if it
+            does not exist.
+        experiment: identity of the job (`Job.identity`).
+
+    Raises:
+        ValueError: the directory cannot be created.
+    """
+
+    def __init__(self, directory: Path, experiment: str) -> None:
+        self.client_directory = directory
+        self.directory = directory / experiment[:16]
+        self._lock = ProcessLock(self.directory / LOCK)
+        try:
+            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise ValueError(
+                f"cannot make the state directory {self.directory}: {error.strerror}"
+            ) from None
+
+    def __enter__(self) -> "ClientStore":
+        """Take the lock.
+
+        Raises:
+            ValueError: another process holds it.
+        """
+        require(
+            not self._lock.try_acquire(),
+            f"another process works in {self.directory}; stop it, or wait for its end",
+        )
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Release the lock."""
+        self._lock.release()
+
+    def rounds(self) -> list[int]:
+        """The rounds whose states are stored, in ascending order."""
+        matches = (_NAME.fullmatch(path.name) for path in self.directory.iterdir())
+        return sorted(int(match[1]) for match in matches if match)
+
+    def load(self, state_round: int) -> Any | None:
+        """Read the state after a round.
+
+        Returns:
+            The state as passed to `save`; None for round -1, as a client that has not
+            taken part has no state.
+
+        Raises:
+            ValueError: there is no such state, or its file is damaged.
+        """
+        if state_round < 0:
+            return None
+        path = self._path(state_round)
+        require(
+            path.is_file(),
+            f"the state after round {state_round} is not in {self.directory}; restore"
+            " it from a backup, or join as a new client",
+        )
+        return load_tree(path)
+
+    def save(self, round: int, state: Any) -> None:
+        """Write the state after a round, atomically.
+
+        Args:
+            round: the round that produced the state.
+            state: a tree of plain containers and arrays.
+        """
+        save_tree(self._path(round), state)
+
+    def prune(self, state_round: int, durable_state_round: int) -> None:
+        """Delete the states that the coordinator cannot ask for any more.
+
+        Those are states older than the one in the coordinator's last checkpoint, from
+        which it resumes after a crash. If that one is not here, the number is wrong,
+        and all are kept. States newer than the last accepted one are kept, too: an old
+        request that arrives once more must not cost the client its state, and the
+        round that made such a state replaces it when it is done again.
+
+        Args:
+            state_round: see `Request`.
+            durable_state_round: see `Request`.
+        """
+        stored = self.rounds()
+        if durable_state_round >= 0 and durable_state_round not in stored:
+            return
+        for round in stored:
+            if round < durable_state_round and round != state_round:
+                self._path(round).unlink(missing_ok=True)
+
+    def _path(self, round: int) -> Path:
+        return self.directory / f"round-{round:08d}.safetensors"

@@ -1,0 +1,299 @@
+"""Answers all requests of a job at a client.
+
+First the coordinator sends "hello". With federated preprocessing it then sends
+"statistics", "inputs" (only if inputs are decorrelated) and "agreed". The tasks of
+rounds follow (see `work`). At any time it may ask to "describe" the table.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from fedtailor.data.federation import SPLITS, Federation
+from fedtailor.data.tables.sums import InputSums
+from fedtailor.remote.client.account import ClientAccount
+from fedtailor.remote.client.describing import Describer
+from fedtailor.remote.client.round_requests import RoundHandler
+from fedtailor.remote.client.store import ClientStore
+from fedtailor.remote.job.agreement import check_column_sums, check_inputs, check_scale
+from fedtailor.remote.job.examples import (
+    ExampleRows,
+    example_rows_of,
+    federation_from_rows,
+)
+from fedtailor.remote.job.exposure import NUMBERS_PER_CELL, exposure_of
+from fedtailor.remote.job.job import Job
+from fedtailor.remote.job.plan import plan_of
+from fedtailor.remote.job.statistics import (
+    OWN_FILE,
+    ClientTable,
+    Statistics,
+    as_array,
+    read_table,
+    statistics_from_arrays,
+)
+from fedtailor.remote.job.table import ClientExamples, read_rows
+from fedtailor.remote.wire.fingerprints import OwnOrigin
+from fedtailor.remote.wire.messages import Request
+from fedtailor.remote.wire.refusals import Refusal, Refused, refuse_unless, refusing
+from fedtailor.remote.wire.releases import RELEASE, talk
+from fedtailor.remote.wire.request_kind import (
+    DESCRIBE,
+    HELLO,
+    INPUTS,
+    STATISTICS,
+    RequestKind,
+    kind_of,
+)
+from fedtailor.remote.wire.run_log import info_of
+from fedtailor.remote.wire.transport import RequestHandler
+
+
+class JobHandler:
+    """Answers the requests of a job (a `RequestHandler` for `Responder`).
+
+    Args:
+        job: the job.
+        name: name of this client.
+        data: the client's file.
+        store: the client's states.
+        make_handler: function from the client's federation and store to the handler of
+            rounds; `RoundHandler` by default.
+        account: what the client has answered and spent (see `RoundHandler`).
+        log: called with lines for the user.
+        numbers_per_cell: the most open numbers for each cell (see `exposure`).
+
+    Raises:
+        ValueError: the file does not fit the job.
+        Refused: the job would send too many open numbers.
+
+    Attributes:
+        sizes: [3] numbers of training, validation and test rows.
+        origin: where the answers come from.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        name: str,
+        data: Path,
+        store: ClientStore,
+        make_handler: Callable[[Federation, ClientStore], RequestHandler] | None = None,
+        account: ClientAccount | None = None,
+        log: Callable[[str], None] = lambda line: None,
+        numbers_per_cell: float = NUMBERS_PER_CELL,
+    ) -> None:
+        self._job, self._name = job, name
+        self._numbers_per_cell = numbers_per_cell
+        self._store, self._make_work = store, make_handler
+        self._account = account
+        self._data, self._log = data, log
+        self._table: ClientTable | None = None
+        self._describer: Describer | None = None
+        # The client's own statistics that were sent, and the pooled ones taken.
+        self._sent: Statistics | None = None
+        self._sent_inputs: InputSums | None = None
+        self._taken: Statistics | None = None
+        self._rounds: RequestHandler | None = None
+        if not job.schema.federated:
+            rows = read_rows(data, job.schema)
+            content = [np.asarray(rows.x).tobytes(), np.asarray(rows.y).tobytes()]
+            times = rows.times
+            self._examples = self._examples_of(rows)
+            self._begin(rows)
+        else:
+            self._table = read_table(data, job.schema)
+            cells = self._table.frame.write_csv().encode()
+            content = [cells, np.asarray(self._table.y).tobytes()]
+            times = self._table.times
+            self._examples = self._examples_of(self._table)
+            self._sent = Statistics.load(store.directory, job.schema, OWN_FILE)
+            # A client that is restarted continues with the same preprocessing.
+            self._taken = Statistics.load(store.directory, job.schema)
+            if self._taken is not None and not self._taken.needs_input_sums(job.schema):
+                try:
+                    self._begin(self._convert(self._taken), self._taken)
+                except Refused as error:  # no message may keep a client from starting
+                    log(f"{data.name} does not fit the pooled statistics: {error}")
+        split = self._examples.split
+        self.sizes = np.array([len(split[part]) for part in SPLITS], np.int64)
+        content += [split[part].tobytes() for part in SPLITS]
+        if times is not None:
+            content.append(times.tobytes())
+        self.origin = OwnOrigin(store.client_directory, store.directory, content, log)
+
+    def __call__(self, request: Request) -> Mapping[str, np.ndarray]:
+        """Answer a request.
+
+        Raises:
+            Refused: the client does not do the task.
+        """
+        kind = kind_of(request)
+        if request.task == HELLO:
+            release = request.algorithm.get("release")
+            refuse_unless(
+                isinstance(release, str) and talk(release, RELEASE),
+                Refusal.OTHER_RELEASE,
+                f"the coordinator runs release {release!r} of fedtailor, and this"
+                f" machine {RELEASE}; both need the same minor version: install it here"
+                " or there",
+            )
+            return {
+                "rows": self.sizes,
+                "release": np.frombuffer(RELEASE.encode(), np.uint8),
+            }
+        if request.task == DESCRIBE:
+            return self._describe(request)
+        if kind is RequestKind.TABLE:
+            return self._preprocess(request)
+        refuse_unless(
+            self._rounds is not None,
+            Refusal.NO_STATISTICS,
+            "it has not received the statistics of all clients' tables",
+        )
+        assert self._rounds is not None
+        return self._rounds(request)
+
+    def _describe(self, request: Request) -> Mapping[str, np.ndarray]:
+        """Answer a request to describe the client's table."""
+        if self._describer is None:
+            schema, store = self._job.schema, self._store
+            with refusing(Refusal.TABLE):
+                table = self._table or read_table(self._data, schema)
+            refuse_unless(
+                self._has_same_examples(table),
+                Refusal.TABLE,
+                "the file has other rows than when this client was started",
+            )
+            self._describer = Describer(
+                schema,
+                table,
+                self._examples.training_rows,
+                store.directory,
+                self._account or ClientAccount(store.client_directory),
+                info_of(self._log),
+            )
+        return self._describer(request)
+
+    def _has_same_examples(self, table: ClientTable) -> bool:
+        """Whether a table is divided as the client's was when it was started."""
+        return np.array_equal(self._examples_of(table).rows, self._examples.rows)
+
+    def _examples_of(self, table: ClientExamples | ClientTable) -> ExampleRows:
+        return example_rows_of(table, self._job.schema, self._job.spec.seed, self._name)
+
+    def common_vectors(self) -> list[np.ndarray]:
+        """Vectors that all machines can compute (`Plan.common_vectors`)."""
+        return plan_of(self._job, self._taken).common_vectors()
+
+    def _preprocess(self, request: Request) -> Mapping[str, np.ndarray]:
+        """Answer a request about the client's table."""
+        table, schema = self._table, self._job.schema
+        train = self._examples.training_rows
+        if table is None:
+            raise Refused(Refusal.NOT_IN_JOB, "this job takes tables as they stand")
+        if request.task == STATISTICS:
+            own = table.statistics(train)
+            # With a row more or less, the difference of both would be that row.
+            refuse_unless(
+                self._sent is None or own == self._sent,
+                Refusal.OTHER_STATISTICS,
+                "its rows are others than when it sent their sums in this job, which it"
+                " does once; start it with those rows, or take part in a new job, with"
+                " another seed",
+            )
+            if self._sent is None:
+                own.save(self._store.directory, OWN_FILE)
+                self._sent = own
+            return {STATISTICS: as_array(own)}
+        refuse_unless(
+            request.task != INPUTS or schema.decorrelate,
+            Refusal.NOT_IN_JOB,
+            "this job does not ask for products of inputs",
+        )
+        with refusing(Refusal.WRONG_STATISTICS):
+            pooled = statistics_from_arrays(request.arrays, schema)
+            needs_input_sums = pooled.needs_input_sums(schema)
+        if request.task == INPUTS:
+            # Of other rows, products would be sent for the second time.
+            refuse_unless(
+                self._sent is not None and self._sent == table.statistics(train),
+                Refusal.WRONG_STATISTICS,
+                "the sums of its columns, as they are now, are not among the pooled ones",
+            )
+            self._take(pooled.columns_only)
+            self._convert(pooled.columns_only)
+            with refusing(Refusal.FEW_ROWS):
+                sent = table.with_inputs(train, pooled)
+            self._sent_inputs = sent.inputs
+            return {STATISTICS: as_array(sent)}
+        refuse_unless(
+            not needs_input_sums,
+            Refusal.WRONG_STATISTICS,
+            "the job asks for sums of products, and there are none",
+        )
+        self._take(pooled)
+        if self._rounds is None:
+            self._begin(self._convert(pooled), pooled)
+        return {}
+
+    def _take(self, pooled: Statistics) -> None:
+        """Take pooled statistics, which a client does once a job.
+
+        With other ones the client would say more about its table, at least whether it
+        refuses them. The same ones are taken again, so that both sides can be restarted.
+
+        Raises:
+            Refused: other statistics were taken, or these cannot hold the client's own.
+        """
+        schema, taken = self._job.schema, self._taken
+        if taken is not None:
+            is_taken = pooled in (taken, taken.columns_only)
+            adds_inputs = taken.columns_only == pooled.columns_only and (
+                taken.needs_input_sums(schema)
+            )
+            refuse_unless(
+                is_taken or adds_inputs,
+                Refusal.OTHER_STATISTICS,
+                f"other pooled statistics are in {self._store.directory}; a job is"
+                " prepared once, and a new one needs another seed",
+            )
+            if is_taken:
+                return
+        with refusing(Refusal.WRONG_STATISTICS):
+            pooled.preprocessing(schema)
+            if self._sent is not None:
+                check_column_sums(pooled, self._sent, schema)
+            if pooled.inputs is not None and self._sent_inputs is not None:
+                check_inputs(pooled.inputs, self._sent_inputs)
+        # Save them before they are used: what they lead to must not depend on how often
+        # this client is restarted.
+        pooled.save(self._store.directory)
+        self._taken = pooled
+
+    def _convert(self, statistics: Statistics) -> ClientExamples:
+        """Convert the table to examples by pooled statistics.
+
+        Raises:
+            Refused: the table does not fit them.
+        """
+        assert self._table is not None
+        with refusing(Refusal.TABLE):
+            rows = self._table.rows(statistics)
+            check_scale(rows, self._examples.training_rows, self._job.schema)
+        return rows
+
+    def _begin(
+        self, rows: ClientExamples, statistics: Statistics | None = None
+    ) -> None:
+        """Make the handler of rounds on these examples."""
+        federation = federation_from_rows(self._job, {self._name: rows}, statistics)
+        plan = plan_of(self._job, statistics)
+        exposure = exposure_of(plan, federation)
+        info_of(self._log)(f"{self._name}: {exposure}")
+        exposure.check(self._numbers_per_cell)
+        if self._make_work is not None:
+            self._rounds = self._make_work(federation, self._store)
+        else:
+            self._rounds = RoundHandler(plan, federation, self._store, self._account)

@@ -1,0 +1,1 @@
+"""Carries messages through Flower's SuperLink."""

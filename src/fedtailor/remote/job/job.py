@@ -1,0 +1,671 @@
+"""`job.toml`: what a federation trains, on which columns, and what may leave a client.
+
+All machines have the same file.
+"""
+
+import hashlib
+import ipaddress
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import numpy as np
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from fedtailor._base.choice import require
+from fedtailor._base.documentation import see
+from fedtailor._base.entry_points import named_in_file
+from fedtailor.aggregation.uplink_tables import uplink_of_tables
+from fedtailor.algorithms.find import find_algorithm
+from fedtailor.data.federation.checks import MAX_SEED
+from fedtailor.data.tables.kinds import Kind
+from fedtailor.data.tables.options import Hazard
+from fedtailor.data.tables.windows import Windowing
+from fedtailor.engine.training import (
+    MOST_ROUNDS,
+    LateClients,
+    Privacy,
+    RunSpec,
+    Sampling,
+    as_participation,
+)
+from fedtailor.engine.training.late_tables import CLOCK, late_of_table
+from fedtailor.models import Architecture
+from fedtailor.models.metrics import find_metric
+from fedtailor.models.plain import architecture_of
+from fedtailor.models.tasks.survival import outcome_names
+from fedtailor.protocol import Algorithm
+from fedtailor.protocol.document import Document, read_document
+from fedtailor.protocol.plain import ConfigError, check_choice_at, configured, parse
+from fedtailor.remote.job.method_code import code_digest, is_own, package_of
+from fedtailor.remote.wire.waits import check_wait
+from fedtailor.statistics.boosting import BoostingSettings
+from fedtailor.statistics.boosting.bins import MOST_BINS
+
+NUMBER = "number"
+"""The kind of a column of numbers; the other kind is a list of categories."""
+
+KINDS = (NUMBER, "category", "boolean", "date")
+"""The kinds of columns with federated preprocessing, in addition to lists."""
+
+MOST_TREES = 1000
+"""The most rounds of boosting that a job can ask for."""
+
+MAX_INTERVALS = 200
+"""The largest number of intervals of time of a survival target."""
+
+T = TypeVar("T")
+SplitShare = Annotated[float, Field(ge=0, lt=1)]
+
+
+def _require_kind(kind: Any) -> Any:
+    is_list = isinstance(kind, list) and all(isinstance(name, str) for name in kind)
+    listed = ", ".join(f'"{choice}"' for choice in KINDS)
+    require(
+        is_list or (isinstance(kind, str) and kind in KINDS),
+        f"a column is {listed}, or a list of categories",
+    )
+    return kind
+
+
+class _Table(BaseModel):
+    """A table of the job file; names and types are checked, values not converted."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+
+class _Coordinator(_Table):
+    address: str
+
+
+Positive = Annotated[float, Field(gt=0)]
+
+
+class _Data(_Table):
+    target: str
+    classes: list[str] | None = None
+    event: str | None = None
+    positive: list[str] = []
+    hazard: Hazard = "discrete"
+    intervals: Annotated[list[Positive], Field(max_length=MAX_INTERVALS)] = []
+    time: str | None = None
+    window: Annotated[int, Field(ge=1)] | None = None
+    step: Annotated[int, Field(ge=1)] | None = None
+    gap: Positive | None = None
+    validation: SplitShare = 0.1
+    test: SplitShare = 0.2
+    preprocessing: Literal["none", "federated"] = "none"
+    decorrelate: bool = False
+    columns: dict[str, Annotated[Kind | list[str], BeforeValidator(_require_kind)]]
+
+
+class _Training(_Table):
+    rounds: Annotated[int, Field(ge=1, le=MOST_ROUNDS)]
+    seed: Annotated[int, Field(ge=0, le=MAX_SEED)] = 0
+    minimum: Annotated[int, Field(ge=1)] = 1
+    deadline: float = 300.0
+    participation: Annotated[float, Field(gt=0)] = 1.0
+    sampling: Sampling = "uniform"
+    metrics: list[str] = []
+    late: dict[str, Any] | None = None
+
+
+class _Boosting(_Table):
+    trees: Annotated[int, Field(ge=1, le=MOST_TREES)] = 100
+    leaves: Annotated[int, Field(ge=2, le=1024)] | None = 31
+    depth: Annotated[int, Field(ge=1, le=30)] | None = None
+    least_rows: Annotated[int, Field(ge=1)] = 20
+    penalty: Annotated[float, Field(ge=0)] = 0.0
+    rate: Annotated[float, Field(gt=0)] = 0.1
+    bins: Annotated[int, Field(ge=2, le=MOST_BINS)] = MOST_BINS
+    own_trees: bool = True
+
+
+@dataclass(frozen=True)
+class Boosting:
+    """Trees that a federation may boost, beside what it trains.
+
+    Attributes:
+        settings: how trees are grown, and how many at most.
+        own_trees: whether each client may go on with trees of its own.
+    """
+
+    settings: BoostingSettings
+    own_trees: bool = True
+
+
+@dataclass(frozen=True)
+class Schema:
+    """The columns of the clients' tables, and their use.
+
+    Attributes:
+        target: column to predict.
+        classes: classes of the target; None for a regression.
+        columns: the input columns in order, each with its categories, or None if the
+            job does not list them.
+        validation, test: fractions of each client's rows in these splits.
+        kinds: kind of each input column.
+        federated: whether clients agree on the preprocessing before the first round.
+            Without it tables must hold numbers and listed categories only, and no
+            empty cells.
+        decorrelate: whether inputs are decorrelated, for which clients send sums of
+            products of their inputs.
+        event: of survival, the column that says whether the event was seen; `target` is
+            then the column of times.
+        positive: of survival, the labels of the event; () = 1, yes or true.
+        hazard: of survival, the model of the hazard.
+        intervals: of survival, ascending ends of intervals of time.
+        windowing: how rows become windows; None = rows are the examples.
+    """
+
+    target: str
+    classes: tuple[str, ...] | None
+    columns: Mapping[str, tuple[str, ...] | None]
+    validation: float = 0.1
+    test: float = 0.2
+    kinds: Mapping[str, Kind] = field(default_factory=dict)
+    federated: bool = False
+    decorrelate: bool = False
+    event: str | None = None
+    positive: tuple[str, ...] = ()
+    hazard: Hazard = "discrete"
+    intervals: tuple[float, ...] = ()
+    windowing: Windowing | None = None
+
+    @property
+    def task(self) -> Literal["classification", "regression", "survival"]:
+        """What is predicted."""
+        if self.event is not None:
+            return "survival"
+        return "regression" if self.classes is None else "classification"
+
+    @property
+    def outcomes(self) -> tuple[str, ...] | None:
+        """What can be told of a row's target by counts: its class, or of survival in which
+        interval it had the event or was last seen. None for a regression.
+        """
+        if self.task == "survival":
+            return outcome_names(self.intervals)
+        return self.classes
+
+    @property
+    def used(self) -> tuple[str, ...]:
+        """The names of all columns that are read."""
+        others = [self.target]
+        if self.event is not None:
+            others.append(self.event)
+        if self.windowing is not None:
+            others.append(self.windowing.time)
+        return (*self.columns, *others)
+
+    @property
+    def width(self) -> int:
+        """Number of inputs of the model, without federated preprocessing.
+
+        A column of numbers is one input, and each listed category is one input.
+        """
+        return sum(
+            1 if categories is None else len(categories)
+            for categories in self.columns.values()
+        )
+
+
+@dataclass(frozen=True)
+class Job:
+    """The content of a job file.
+
+    Attributes:
+        title: name of the federation, for people.
+        host, port: address at which clients reach the coordinator.
+        schema: the columns of the clients' tables.
+        spec: what is run. Its seed is that of all random numbers except those that must
+            stay secret; its model is bound by the plan.
+        minimum: minimum number of answers in a round; where clients may be late, of those
+            that are there before the first.
+        deadline: seconds that a round waits for answers.
+        content: the file as plain values.
+        boosting: trees that may be boosted; None = none.
+    """
+
+    title: str
+    host: str
+    port: int
+    schema: Schema
+    spec: RunSpec
+    minimum: int
+    deadline: float
+    content: Mapping[str, Any] = field(repr=False)
+    boosting: Boosting | None = None
+
+    @property
+    def address(self) -> str:
+        """ "host:port" of the coordinator."""
+        host = f"[{self.host}]" if ":" in self.host else self.host  # IPv6
+        return f"{host}:{self.port}"
+
+    @property
+    def identity(self) -> str:
+        """Fingerprint of the settings that a client agrees to.
+
+        These are data, model, method, metrics, seed and what may leave the client. The deadline,
+        the minimum, the address and the number of rounds are not among them: the
+        coordinator may change these without new copies at the clients, which answer at
+        most as many rounds as their own copies say.
+        """
+        tables = ("data", "model", "method", "privacy")
+        content: dict[str, Any] = {name: self.content.get(name) for name in tables}
+        content["seed"] = self.spec.seed
+        if self.boosting is not None:
+            content["boosting"] = self.content["boosting"]
+        if self.spec.metrics:
+            content["metrics"] = list(self.spec.metrics)
+        content["order"] = list(self.schema.columns)  # as `sort_keys` sorts the columns
+        text = json.dumps(content, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def read_job(path: Path) -> Job:
+    """Read a job file.
+
+    Raises:
+        ValueError: the file cannot be read, or a setting is missing, unknown or not
+            valid; with file and line.
+    """
+    document = read_document(path)
+    try:
+        return _job(document)
+    except ConfigError as error:
+        raise ValueError(document.explain(error)) from None
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Split "host:port" or "[IPv6 address]:port" into host and port.
+
+    Raises:
+        ValueError: the address has neither form, or stands for all addresses.
+    """
+    host, _, port = address.rpartition(":")
+    is_bracketed = host.startswith("[") and host.endswith("]")
+    host = host[1:-1] if is_bracketed else host
+    require(
+        host not in ("0", "*") and not _is_unspecified(host),
+        f"{host} stands for all addresses of a machine, on which a server may listen; no"
+        " client can reach it: write the coordinator's name or its own address",
+    )
+    # Only names and IP addresses: no user before the host, no path, no blank.
+    is_host = bool(re.fullmatch(r"[\w.:%-]+", host)) and is_bracketed == _is_ipv6(host)
+    is_port = re.fullmatch("[0-9]{1,5}", port) and 0 < int(port) < 65536
+    fits = is_host and bool(is_port)
+    require(
+        fits,
+        f"{address!r} is no address; write host:port, such as"
+        " coordinator.example.org:9092",
+    )
+    return host, int(port)
+
+
+def _is_ipv6(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).version == 6
+    except ValueError:
+        return False
+
+
+def _is_unspecified(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False
+
+
+def _job(document: Document) -> Job:
+    content = document.content
+    needed = ("coordinator", "data", "model", "method", "training")
+    tables = ("title", *needed, "privacy", "boosting")
+    for name in content:
+        check_choice_at(name, tables, (name,), "table")
+    for name in needed:
+        if not isinstance(content.get(name), Mapping):
+            raise ConfigError((name,), f"the table [{name}] is missing")
+    title = content.get("title", "federation")
+    if not isinstance(title, str):
+        raise ConfigError(("title",), f"title is {title!r}; it must be a text")
+    coordinator = _table(_Coordinator, content, "coordinator")
+    with _errors_at("coordinator", "address"):
+        host, port = split_address(coordinator.address)
+    training = _table(_Training, content, "training")
+    with _errors_at("training", "deadline"):
+        check_wait("deadline", training.deadline)
+    schema = _schema(_table(_Data, content, "data"))
+    spec = _spec(content, training)
+    return Job(
+        title=title,
+        host=host,
+        port=port,
+        schema=schema,
+        spec=spec,
+        minimum=training.minimum,
+        deadline=training.deadline,
+        content=content,
+        boosting=_boosting(content, schema, spec),
+    )
+
+
+def _boosting(
+    content: Mapping[str, Any], schema: Schema, spec: RunSpec
+) -> Boosting | None:
+    """The trees that a job lets clients boost; None without [boosting].
+
+    Raises:
+        ConfigError: a setting is not valid, or the job has no sums behind masks.
+    """
+    if "boosting" not in content:
+        return None
+    table = _table(_Boosting, content, "boosting")
+    if spec.privacy.sums is None:
+        raise ConfigError(
+            ("boosting",),
+            "histograms of few rows show nearly the rows themselves, so boosting needs"
+            " sums behind masks: set secure_aggregation = true in [privacy], or leave out"
+            " [boosting]",
+        )
+    if schema.windowing is not None or schema.task == "survival":
+        raise ConfigError(
+            ("boosting",),
+            "trees are boosted for classes or one number of a row, not for windows or"
+            " times to an event; leave out [boosting]",
+        )
+    with _errors_at("boosting"):
+        settings = BoostingSettings(
+            most_leaves=table.leaves,
+            most_depth=table.depth,
+            least_rows=table.least_rows,
+            penalty=table.penalty,
+            rate=table.rate,
+            trees=table.trees,
+            most_bins=table.bins,
+        )
+    return Boosting(settings, table.own_trees)
+
+
+def _spec(content: Mapping[str, Any], training: _Training) -> RunSpec:
+    """What is run, by [model], [method], [training] and [privacy]."""
+    privacy = dict(content.get("privacy", {}))
+    uplink = parse(
+        list[dict[str, Any]], privacy.pop("uplink", []), ("privacy", "uplink")
+    )
+    with _errors_at("training", "participation"):
+        participation = as_participation(training.participation, training.sampling)
+    with _errors_at("training", "metrics"):
+        for name in training.metrics:
+            find_metric(name)
+    algorithm = _algorithm(content["method"])
+    transforms = uplink_of_tables(uplink, ("privacy", "uplink"))
+    with _errors_at("privacy", "uplink"):
+        require(
+            not any(transform.stage == "lies" for transform in transforms),
+            "lies are for simulations; leave them out of a job",
+        )
+    model = _model(content["model"])
+    late = _late(training)
+    with _errors_at("privacy", "secure_aggregation"):
+        spec = RunSpec(
+            algorithm,
+            model,
+            training.rounds,
+            seed=training.seed,
+            participation=participation,
+            uplink=transforms,
+            metrics=tuple(training.metrics),
+            privacy=_table(Privacy, {"privacy": privacy}, "privacy", also=("uplink",)),
+        )
+    with _errors_at("training", "late"):
+        return replace(spec, late=late)
+
+
+def _late(training: _Training) -> LateClients | None:
+    """How the coordinator takes answers that come late; None if it waits for them.
+
+    Raises:
+        ConfigError: a setting is unknown or has a wrong value, or is of simulations only.
+    """
+    place = ("training", "late")
+    for name in training.late or {}:
+        if name in (*CLOCK, "slowness"):
+            raise ConfigError(
+                (*place, name),
+                f"{name} is of the simulated clock, and over machines clients take as long"
+                " as they take; leave it out",
+            )
+    return late_of_table(training.late, place)
+
+
+def _table(
+    kind: type[T], content: Mapping[str, Any], name: str, also: Sequence[str] = ()
+) -> T:
+    """Read and check a table of the job file.
+
+    Raises:
+        ConfigError: the first problem that a person should correct.
+    """
+    return parse(kind, content[name], (name,), what=f"setting of [{name}]", also=also)
+
+
+def _model(table: Mapping[str, Any]) -> Architecture:
+    if table.get("use") == "auto":
+        # Both would have to be trained over the machines, which doubles what clients
+        # send and spend, and whoever chose would see all clients' measurements of both.
+        raise ConfigError(
+            ("model", "use"),
+            "a job trains one model: `fedtailor compare TABLE --model auto` chooses between"
+            " linear and mlp on validation data; name what it chose (over machines a choice"
+            " would cost each client both trainings)",
+        )
+    return architecture_of(table, ("model",))
+
+
+@contextmanager
+def _errors_at(*key: str) -> Iterator[None]:
+    """Turn a `ValueError` into a `ConfigError` about the setting `key`."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise ConfigError(key, str(error)) from None
+
+
+def _survival(data: _Data) -> tuple[float, ...]:
+    """The intervals of time of survival; () for another target.
+
+    Raises:
+        ConfigError: a setting is missing, superfluous or out of order.
+    """
+    if data.event is None:
+        for name in ("positive", "hazard", "intervals"):
+            if name in data.model_fields_set:
+                raise ConfigError(
+                    ("data", name),
+                    f"{name} is for times to an event; name the column of events with"
+                    " event, or leave it out",
+                )
+        return ()
+    for name in ("classes", "window"):
+        if getattr(data, name) is not None:
+            raise ConfigError(
+                ("data", name),
+                f"with event the target is a time: leave out {name}, or event",
+            )
+    # Targets are float32 numbers, and an end is compared with them.
+    ends = tuple(np.array(data.intervals, np.float32).astype(float).tolist())
+    is_ascending = all(low < high for low, high in pairwise(ends))
+    if not ends or not is_ascending or not np.isfinite(ends).all():
+        raise ConfigError(
+            ("data", "intervals") if data.intervals else ("data", "event"),
+            f"intervals is {data.intervals}; a survival target needs one or more ascending"
+            " times at which intervals end, such as [365, 730, 1460]",
+        )
+    return ends
+
+
+def _windowing(data: _Data) -> Windowing | None:
+    """How rows become windows; None if rows are examples.
+
+    Raises:
+        ConfigError: a setting is missing or superfluous.
+    """
+    if data.window is None:
+        for name in ("time", "step", "gap"):
+            if getattr(data, name) is not None:
+                raise ConfigError(
+                    ("data", name),
+                    f"{name} is for windows of rows; say how many rows one has with"
+                    " window, or leave it out",
+                )
+        return None
+    if data.time is None or data.gap is None:
+        raise ConfigError(
+            ("data", "window"),
+            "windows need time, the column that orders rows, and gap, the largest"
+            " difference of two times within a window (in days for dates)",
+        )
+    return Windowing(data.window, data.step or data.window, data.time, data.gap)
+
+
+def _schema(data: _Data) -> Schema:
+    intervals, windowing = _survival(data), _windowing(data)
+    classes = None if data.classes is None else tuple(data.classes)
+    if classes is not None and not _are_distinct(classes):
+        raise ConfigError(
+            ("data", "classes"),
+            f"classes is {data.classes}; it needs two or more, each once",
+        )
+    if not data.columns:
+        raise ConfigError(("data", "columns"), "there are no columns; name the inputs")
+    roles = {"target": data.target, "event": data.event, "time": data.time}
+    names = [name for name in roles.values() if name is not None]
+    for role, name in roles.items():
+        if name in data.columns:
+            raise ConfigError(
+                ("data", "columns", str(name)),
+                f"{name!r} is the {role}; it cannot be an input",
+            )
+        if name is not None and names.count(name) > 1:
+            raise ConfigError(
+                ("data", role), f"{name!r} has two roles; each column has one"
+            )
+    if data.validation + data.test >= 1:
+        raise ConfigError(
+            ("data", "test"),
+            f"validation and test take {data.validation + data.test:g} of all rows",
+        )
+    federated = data.preprocessing == "federated"
+    columns: dict[str, tuple[str, ...] | None] = {}
+    kinds: dict[str, Kind] = {}
+    for name, kind in data.columns.items():
+        if isinstance(kind, list):
+            if not _are_distinct(kind):
+                raise ConfigError(
+                    ("data", "columns", name),
+                    f"{name} has the categories {kind}; it needs two or more, each"
+                    " once",
+                )
+            columns[name], kinds[name] = tuple(kind), "category"
+        else:
+            if kind != NUMBER and not federated:
+                raise ConfigError(
+                    ("data", "columns", name),
+                    f'{name} is {kind!r}, which needs preprocessing = "federated"; or'
+                    " list the categories",
+                )
+            columns[name], kinds[name] = None, kind
+    is_linear = classes is None and windowing is None
+    if data.decorrelate and not (is_linear and federated):
+        raise ConfigError(
+            ("data", "decorrelate"),
+            "decorrelate is for regressions and survival (no classes, no windows) with"
+            ' preprocessing = "federated"; leave it out',
+        )
+    return Schema(
+        target=data.target,
+        classes=classes,
+        columns=columns,
+        validation=data.validation,
+        test=data.test,
+        kinds=kinds,
+        federated=federated,
+        decorrelate=data.decorrelate,
+        event=data.event,
+        positive=tuple(data.positive),
+        hazard=data.hazard,
+        intervals=intervals,
+        windowing=windowing,
+    )
+
+
+def _are_distinct(names: Sequence[str]) -> bool:
+    """Whether there are at least two names, and no duplicates."""
+    return len(names) >= 2 and len(set(names)) == len(names)
+
+
+def _check_code(method: type[Algorithm], agreed: Any) -> None:
+    """Require that the job names the code that is installed here.
+
+    Raises:
+        ConfigError: it names none, or another one.
+    """
+    digest, package = code_digest(method), package_of(method)
+    name = method.about.name
+    if agreed is None:
+        raise ConfigError(
+            ("method",),
+            f"{name} is code of the package {package}: read it, and agree to it by"
+            f' code = "{digest}" in [method], on every machine'
+            f"{see('deploy-a-method')}",
+        )
+    if agreed != digest:
+        raise ConfigError(
+            ("method", "code"),
+            f"the package {package} installed here has the digest {digest}, and the job"
+            " was made for another; install the same version on every machine",
+        )
+
+
+def _algorithm(table: Mapping[str, Any]) -> Algorithm:
+    settings = dict(table)
+    name = settings.pop("use", None)
+    if not isinstance(name, str):
+        raise ConfigError(
+            ("method",),
+            "the method needs a name: use = NAME; `fedtailor algorithms` lists them",
+        )
+    if named_in_file(name) is not None or name.endswith(".py"):
+        raise ConfigError(
+            ("method", "use"),
+            "no machine runs a file that a job names; install the method as a package"
+            f" with an entry point{see('deploy-a-method')}",
+        )
+    try:
+        method = find_algorithm(name)
+    except ValueError as error:
+        raise ConfigError(("method", "use"), str(error)) from None
+    agreed = settings.pop("code", None)
+    if not is_own(method):
+        _check_code(method, agreed)
+    elif agreed is not None:
+        raise ConfigError(
+            ("method", "code"),
+            f"{name} is a method of fedtailor, whose release all machines compare; leave"
+            " out code",
+        )
+    try:
+        return configured(method(), settings, ("method",))
+    except TypeError:
+        raise ConfigError(
+            ("method", "use"), f"{name} cannot be made from a file"
+        ) from None

@@ -1,0 +1,406 @@
+"""Federated preprocessing: the same preprocessing for the tables of all clients.
+
+Before the first round each client sends counts, means and sums of squares over its
+training rows. All machines derive the same preprocessing from the pooled statistics.
+Rows never leave a client, and neither do counts of fewer than five rows.
+
+If the job decorrelates the inputs of a regression, each client also sends sums of
+products of its inputs.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import reduce
+from operator import add
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+import polars as pl
+from jaxtyping import Int
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fedtailor._base.choice import require
+from fedtailor._base.files import atomic_write
+from fedtailor.data.tables import Preprocessing
+from fedtailor.data.tables.decorrelation import MAX_DECORRELATED_INPUTS, can_decorrelate
+from fedtailor.data.tables.encoding import MIN_ROWS
+from fedtailor.data.tables.kinds import parse_as
+from fedtailor.data.tables.options import TableOptions
+from fedtailor.data.tables.problems import first_row
+from fedtailor.data.tables.reading import read
+from fedtailor.data.tables.sums import ColumnSums, InputSums
+from fedtailor.data.tables.target import TargetEncoding
+from fedtailor.engine.storage.digests import DIGEST_KEY, has_valid_digest, with_digest
+from fedtailor.models.tasks.survival import outcome_cells
+from fedtailor.remote.job.job import Schema
+from fedtailor.remote.job.table import (
+    ClientExamples,
+    needed,
+    no_targets,
+    targets,
+    times,
+)
+
+FILE = "statistics.json"
+"""File in which each machine stores the pooled statistics."""
+
+OWN_FILE = "own-statistics.json"
+"""File in which a client stores the statistics of its own rows that it has sent."""
+
+
+class Statistics(BaseModel):
+    """Sums over the training rows of one client, or of all clients (pooled).
+
+    Attributes:
+        columns: sums over each input column of the job.
+        target: sums over the targets of a regression; of survival how many rows had which
+            outcome (`Schema.outcomes`); None for classes.
+        inputs: sums over the model's inputs, if they are decorrelated. The inputs
+            depend on the pooled statistics of the columns, so these sums come later.
+    """
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    format: Literal[1] = 1
+    columns: Annotated[dict[str, ColumnSums], Field(max_length=10_000)]
+    target: ColumnSums | None = None
+    inputs: InputSums | None = None
+
+    def __add__(self, other: "Statistics") -> "Statistics":
+        columns = {
+            name: sums + other.columns[name] for name, sums in self.columns.items()
+        }
+        target = None
+        if self.target is not None and other.target is not None:
+            target = self.target + other.target
+        return Statistics(columns=columns, target=target)
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash, by which machines compare their preprocessing."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()[:32]
+
+    def to_json(self) -> str:
+        """Encode the statistics; `from_json` restores exactly the same numbers."""
+        return self.model_dump_json(exclude={"inputs"} if self.inputs is None else None)
+
+    @staticmethod
+    def from_json(text: str | bytes, schema: Schema) -> "Statistics":
+        """Decode the text of `to_json`.
+
+        Raises:
+            ValueError: the text is not valid, or its columns are not those of the job.
+        """
+        try:
+            statistics = Statistics.model_validate_json(text)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            where = ".".join(map(str, first["loc"]))
+            raise ValueError(
+                f"these are no statistics of columns ({where}: {first['msg'].lower()})"
+            ) from None
+        same_columns = list(statistics.columns) == list(schema.columns)
+        same_target = (statistics.target is None) == (schema.classes is not None)
+        require(
+            same_columns and same_target,
+            "these statistics are of other columns than the job's",
+        )
+        if statistics.inputs is not None:
+            width = len(statistics.columns_only.preprocessing(schema).inputs)
+            require(
+                schema.decorrelate and statistics.inputs.fits(width),
+                "these sums of products are not of the job's inputs",
+            )
+        return statistics
+
+    def check_rows(self, rows: int, schema: Schema, *, own: bool) -> None:
+        """Check that these are statistics of a client's number of training rows.
+
+        Args:
+            rows: the number of training examples that the client has told before.
+            schema: columns of the job.
+            own: whether the sums of columns are its own; else only those of inputs are.
+
+        Raises:
+            ValueError: they are of another number.
+        """
+        counts = {} if self.inputs is None else {"inputs": self.inputs.count}
+        if own:
+            for name, sums in self.columns.items():
+                counts[repr(name)] = sums.count + sums.missing
+            if self.target is not None:
+                counts["the target"] = self.target.count + self.target.missing
+        least = most = rows
+        if schema.windowing is not None and rows > 0:
+            # Windows may share rows, and how many follows from the client's gaps.
+            window, step = schema.windowing.window, schema.windowing.step
+            least, most = window + (rows - 1) * min(step, window), rows * window
+        for name, count in counts.items():
+            fits = least <= count <= most and count == next(iter(counts.values()))
+            require(
+                fits,
+                f"its sums of {name} are of {count} training rows, and it has"
+                f" {rows if least == most else f'{least} to {most}'}",
+            )
+
+    @property
+    def columns_only(self) -> "Statistics":
+        """The statistics without sums over inputs, so that inputs stay correlated."""
+        return self.model_copy(update={"inputs": None})
+
+    def save(self, directory: Path, name: str = FILE) -> None:
+        """Write the statistics to a file in a directory, atomically."""
+        text = json.dumps(with_digest(json.loads(self.to_json()))) + "\n"
+        with atomic_write(directory / name) as temporary:
+            temporary.write_text(text, encoding="utf-8")
+
+    @staticmethod
+    def load(directory: Path, schema: Schema, name: str = FILE) -> "Statistics | None":
+        """Read the statistics from a file in a directory; None if there are none.
+
+        Raises:
+            ValueError: the file is damaged.
+        """
+        path = directory / name
+        try:
+            if not path.is_file():
+                return None
+            content = json.loads(path.read_bytes())
+            require(has_valid_digest(content), "it is not what was written")
+            del content[DIGEST_KEY]
+            return Statistics.from_json(json.dumps(content), schema)
+        except (OSError, ValueError, RecursionError) as error:
+            raise ValueError(f"cannot read {path}: {error}") from None
+
+    def preprocessing(self, schema: Schema) -> Preprocessing:
+        """The preprocessing, which converts rows to inputs of the model.
+
+        Raises:
+            ValueError: a column or the target has no values.
+        """
+        columns = tuple(
+            sums.encoding(name, schema.kinds[name], schema.columns[name])
+            for name, sums in self.columns.items()
+        )
+        if self.target is None:
+            target = TargetEncoding(
+                schema.target, "classification", schema.classes or ()
+            )
+        elif schema.event is not None:
+            target = TargetEncoding(
+                schema.target,
+                "survival",
+                positive=schema.positive,
+                event=schema.event,
+            )
+        else:
+            require(
+                self.target.count > 0,
+                f"the target {schema.target!r} has values in fewer than {MIN_ROWS} training"
+                " rows of every client; collect more rows",
+            )
+            target = TargetEncoding(
+                schema.target, "regression", (), self.target.mean, self.target.deviation
+            )
+        decorrelation = None if self.inputs is None else self.inputs.decorrelation()
+        return Preprocessing(columns, target, "client", {}, decorrelation=decorrelation)
+
+    def needs_input_sums(self, schema: Schema) -> bool:
+        """Whether the job decorrelates inputs, and their sums are missing."""
+        return (
+            schema.decorrelate
+            and self.inputs is None
+            and can_decorrelate(len(self.preprocessing(schema).inputs))
+        )
+
+    def with_inputs(self, parts: Iterable["Statistics"]) -> "Statistics":
+        """Add the sums over the inputs of all clients to these pooled statistics.
+
+        Args:
+            parts: the statistics of each client (`ClientTable.with_inputs`).
+        """
+        sums = [part.inputs for part in parts if part.inputs is not None]
+        return self.model_copy(update={"inputs": reduce(add, sums)})
+
+
+@dataclass(frozen=True)
+class ClientTable:
+    """A client's table before preprocessing; every cell has the kind of the schema.
+
+    Attributes:
+        schema: columns of the job.
+        path: path of the file.
+        frame: the input columns, as read from the file.
+        y: class indices, targets in their own unit, or times and events [rows, 2]; zeros
+            if the target was not read.
+        times: what orders the rows of windows; None without windows.
+    """
+
+    schema: Schema
+    path: Path
+    frame: pl.DataFrame
+    y: NDArray[np.generic]
+    times: NDArray[np.float64] | None = None
+
+    def statistics(self, train: Int[NDArray, " n"]) -> Statistics:
+        """Compute the sums over the columns of the training rows.
+
+        Args:
+            train: indices of the training rows.
+        """
+        columns = {}
+        for name, categories in self.schema.columns.items():
+            values, kind = self.parsed(name)[train], self.schema.kinds[name]
+            columns[name] = ColumnSums.of(values, kind, categories)
+        target = None
+        if self.schema.task == "regression":
+            target = ColumnSums.of(pl.Series(self.y)[train], "number")
+        if self.schema.task == "survival":
+            outcomes = self.outcomes()[train]
+            target = ColumnSums.of(outcomes, "category", self.schema.outcomes)
+        return Statistics(columns=columns, target=target)
+
+    def outcomes(self) -> pl.Series:
+        """The class of each row, or what happened to it by `Schema.outcomes`, as text."""
+        names = self.schema.outcomes
+        assert names is not None
+        codes = self.y
+        if self.schema.task == "survival":
+            codes = outcome_cells(codes[:, 0], codes[:, 1], self.schema.intervals)
+        return pl.Series([names[code] for code in codes.tolist()], dtype=pl.String)
+
+    def with_inputs(
+        self, train: Int[NDArray, " n"], statistics: Statistics
+    ) -> Statistics:
+        """Add the sums over the inputs of the training rows to pooled statistics.
+
+        Args:
+            train: indices of the training rows.
+            pooled: statistics of all clients' columns, which determine the inputs.
+
+        Raises:
+            ValueError: there are too few rows.
+        """
+        columns = statistics.columns_only.preprocessing(self.schema).columns
+        cells = [self.parsed(column.name)[train] for column in columns]
+        return statistics.model_copy(update={"inputs": InputSums.of(cells, columns)})
+
+    def rows(self, statistics: Statistics) -> ClientExamples:
+        """Convert the table to the examples that models take."""
+        preprocessing = statistics.preprocessing(self.schema)
+        x = preprocessing.transform(self.frame, missing="impute", unknown="other")
+        if self.schema.task != "regression":
+            return ClientExamples(x, self.y, self.times)
+        centered = self.y.astype(np.float64) - preprocessing.target_shift
+        with np.errstate(over="ignore"):  # becomes infinite, which is checked
+            y = (centered / preprocessing.target_scale).astype(np.float32)
+        return ClientExamples(x, y, self.times)
+
+    def parsed(self, name: str) -> pl.Series:
+        """Parse a column as values of the kind that the job expects.
+
+        Raises:
+            ValueError: a cell has another kind.
+        """
+        column, kind = self.frame[name], self.schema.kinds[name]
+        values, bad = parse_as(column, kind, None)
+        if bad.any():
+            row = first_row(bad)
+            raise ValueError(
+                f"{self.path.name}, row {row}: {name!r} is {column[row - 1]!r}, which"
+                f" is no {kind}; mend it, or leave the cell empty"
+            )
+        return values
+
+
+def read_table(path: Path, schema: Schema, *, target: bool = True) -> ClientTable:
+    """Read a client's table for federated preprocessing.
+
+    Args:
+        path: path of the file.
+        schema: columns of the job.
+        target: whether to read the target column.
+
+    Raises:
+        ValueError: the file cannot be read or lacks a column, or a cell does not fit
+            the schema; with the row.
+    """
+    frame = read(path, TableOptions()).frame
+    for name in needed(schema, target):
+        require(
+            name in frame.columns,
+            f"{path.name} has no column {name!r}; its columns are"
+            f" {', '.join(frame.columns)}",
+        )
+    y = targets(frame, schema, path) if target else no_targets(frame.height, schema)
+    inputs, order = frame.select(list(schema.columns)), times(frame, schema, path)
+    table = ClientTable(schema, path, inputs, y, order)
+    for name, categories in schema.columns.items():
+        values = table.parsed(name)
+        if categories is None:
+            continue
+        known = values.is_in(list(categories)).fill_null(True)
+        unknown = values.is_not_null() & ~known
+        if unknown.any():
+            row = first_row(unknown)
+            raise ValueError(
+                f"{path.name}, row {row}: {name!r} is {values[row - 1]!r}; the job"
+                f" knows {', '.join(categories)}"
+            )
+    return table
+
+
+def add_statistics(parts: Iterable[Statistics]) -> Statistics:
+    """Pool the statistics of all clients, in the given order."""
+    return reduce(add, parts)
+
+
+def decorrelation_note(schema: Schema, statistics: Statistics | None) -> str | None:
+    """Say in one line whether the inputs of a regression or of survival are decorrelated.
+
+    `fedtailor compare` decorrelates them, so a user may expect it here as well.
+
+    Returns:
+        The line; None for classes, and for windows.
+    """
+    if schema.classes is not None or schema.windowing is not None:
+        return None
+    if statistics is not None and statistics.inputs is not None:
+        sums = 1 + len(statistics.inputs.mean) + len(statistics.inputs.products)
+        return (
+            f"The inputs are decorrelated; for this each client sent {sums:,} sums and"
+            " products of its inputs."
+        )
+    if schema.decorrelate:
+        return f"The inputs stay correlated: there is one, or more than {MAX_DECORRELATED_INPUTS}."
+    return (
+        "The inputs stay correlated: linear models need more rounds, at smaller rates,"
+        " than with `compare`, which decorrelates them; decorrelate = true in [data]"
+        " does so here, by sums of products that each client sends."
+    )
+
+
+def as_array(statistics: Statistics) -> NDArray[np.uint8]:
+    """Encode statistics as an array of a message."""
+    return np.frombuffer(statistics.to_json().encode(), np.uint8)
+
+
+def statistics_from_arrays(
+    arrays: Mapping[str, NDArray[np.generic]], schema: Schema
+) -> Statistics:
+    """Decode the statistics in the arrays of a message.
+
+    Raises:
+        ValueError: there are none, or they are not of this job.
+    """
+    text = arrays.get("statistics")
+    require(
+        text is not None and text.dtype == np.uint8 and text.ndim == 1,
+        "the message holds no statistics",
+    )
+    assert text is not None
+    return Statistics.from_json(text.tobytes(), schema)

@@ -1,0 +1,1 @@
+"""Keys, certificates, kits and secrets of the clients."""

@@ -1,0 +1,324 @@
+"""Keys and certificates of a federation, in the formats that Flower reads.
+
+The coordinator authenticates by a TLS certificate, signed by an authority that only
+this federation trusts. A client authenticates by an EC key, whose public key the
+coordinator registers under the client's name. Needs the extra `flower` (package
+`cryptography`).
+"""
+
+import datetime
+import ipaddress
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedtailor._base.choice import require
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ec import (
+        EllipticCurvePrivateKey,
+        EllipticCurvePublicKey,
+    )
+    from cryptography.x509 import (
+        Certificate,
+        CertificateBuilder,
+        GeneralName,
+        KeyUsage,
+        Name,
+    )
+
+VALID_DAYS = 3 * 365
+"""Days for which certificates are valid: longer than a study takes."""
+
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+"""Names in every server certificate, by which the coordinator reaches the SuperLink."""
+
+
+@dataclass(frozen=True)
+class KeyFiles:
+    """The contents of two files: a private key, and its public key or certificate."""
+
+    private: bytes
+    public: bytes
+
+
+def make_authority(name: str) -> KeyFiles:
+    """Make a certificate authority for one federation.
+
+    Args:
+        name: name of the federation.
+
+    Returns:
+        Its private key and its certificate (both PEM).
+    """
+    from cryptography import x509
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP384R1())
+    subject = _x509_name(f"fedtailor authority of {name}")
+    builder = (
+        _certificate(subject, subject, key.public_key())
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_key_usage("key_cert_sign", "crl_sign"), critical=True)
+        .add_extension(
+            x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False
+        )
+    )
+    return KeyFiles(_private_pem(key), _signed(builder, key))
+
+
+def make_server_certificate(authority: KeyFiles, addresses: Sequence[str]) -> KeyFiles:
+    """Make the coordinator's TLS key, and have the authority sign its certificate.
+
+    Args:
+        authority: result of `make_authority`.
+        addresses: host names and IP addresses at which clients reach the coordinator;
+            loopback addresses are added.
+
+    Returns:
+        The private key and the certificate (both PEM).
+
+    Raises:
+        ValueError: an address is neither a host name nor an IP address.
+    """
+    from cryptography import x509
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    authority_certificate = x509.load_pem_x509_certificate(authority.public)
+    authority_key = serialization.load_pem_private_key(authority.private, None)
+    assert isinstance(authority_key, ec.EllipticCurvePrivateKey)
+    names = list(dict.fromkeys((*addresses, *LOOPBACK)))
+    alternatives = [_alternative_name(name) for name in names]
+    key = ec.generate_private_key(ec.SECP384R1())
+    subject, issuer = _x509_name(names[0]), authority_certificate.subject
+    server_auth = x509.oid.ExtendedKeyUsageOID.SERVER_AUTH
+    builder = (
+        _certificate(subject, issuer, key.public_key())
+        .add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_key_usage("digital_signature"), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([server_auth]), critical=False)
+        .add_extension(
+            x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False
+        )
+        .add_extension(_issuer_identifier(authority_certificate), critical=False)
+    )
+    return KeyFiles(_private_pem(key), _signed(builder, authority_key))
+
+
+def check_host(host: str) -> None:
+    """Check that a certificate can be made for a host.
+
+    Raises:
+        ValueError: it is neither a host name nor an IP address.
+    """
+    _alternative_name(host)
+
+
+def days_left(certificate: bytes) -> int:
+    """The number of days for which a certificate (PEM) is still valid; 0 if none."""
+    from cryptography import x509
+
+    end = x509.load_pem_x509_certificate(certificate).not_valid_after_utc
+    return max(0, (end - datetime.datetime.now(datetime.UTC)).days)
+
+
+def make_client_key() -> KeyFiles:
+    """Make a client's key pair, on the curve P-384.
+
+    Returns:
+        Both keys in OpenSSH format, as SuperNodes and `flwr` read them.
+    """
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP384R1())
+    private = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.OpenSSH,
+        serialization.NoEncryption(),
+    )
+    public = key.public_key().public_bytes(
+        serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+    )
+    return KeyFiles(private, public + b"\n")
+
+
+def registered_form(public: bytes) -> bytes:
+    """Convert a client's public key to the format in which the SuperLink lists it.
+
+    Args:
+        public: the key in OpenSSH format.
+
+    Returns:
+        The same key as PEM.
+
+    Raises:
+        ValueError: it is not an EC public key on a curve that Flower accepts.
+    """
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    try:
+        key = serialization.load_ssh_public_key(public)
+    except (ValueError, UnsupportedAlgorithm):
+        raise ValueError(
+            "it is no public key in OpenSSH's form; make it with `fedtailor federation"
+            " init`"
+        ) from None
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise ValueError("it is no EC key; make it with `fedtailor federation init`")
+    return key.public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+
+
+def write_new(path: Path, content: bytes, *, secret: bool = False) -> None:
+    """Write a file that must not exist.
+
+    Args:
+        path: path of the file.
+        content: content of the file.
+        secret: whether only the owner can read the file, from its creation on.
+
+    Raises:
+        ValueError: the file exists, or cannot be written.
+    """
+    mode = 0o600 if secret else 0o644
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    except FileExistsError:
+        raise ValueError(
+            f"{path} is there already, and nothing is overwritten; move it away first"
+        ) from None
+    except OSError as error:
+        raise ValueError(f"cannot write {path}: {error.strerror}") from None
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def replace_file(path: Path, content: bytes, *, secret: bool = False) -> None:
+    """Write a file atomically, in place of the one that is there, if any.
+
+    Args:
+        path: path of the file.
+        content: content of the file.
+        secret: whether only the owner can read the file, from its creation on.
+
+    Raises:
+        ValueError: the file cannot be written.
+    """
+    new = path.with_name(f".{path.name}.part")
+    new.unlink(missing_ok=True)
+    write_new(new, content, secret=secret)
+    new.replace(path)
+
+
+def check_secret(path: Path) -> None:
+    """Check that only its owner can read a private key, as ssh does.
+
+    Raises:
+        ValueError: the file is missing, or the group or others can read it.
+    """
+    require(path.is_file(), f"there is no private key {path}; copy the whole kit")
+    mode = path.stat().st_mode & 0o777
+    require(
+        mode & 0o077 == 0,
+        f"others can read the private key {path} (mode {mode:o}); run: chmod 600"
+        f" {path}",
+    )
+
+
+def _x509_name(name: str) -> "Name":
+    from cryptography import x509
+
+    return x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name[:64])])
+
+
+def _key_usage(*usages: str) -> "KeyUsage":
+    """Restrict the key of a certificate to some usages."""
+    from cryptography import x509
+
+    all_usages = (
+        "digital_signature",
+        "content_commitment",
+        "key_encipherment",
+        "data_encipherment",
+        "key_agreement",
+        "key_cert_sign",
+        "crl_sign",
+        "encipher_only",
+        "decipher_only",
+    )
+    return x509.KeyUsage(**{usage: usage in usages for usage in all_usages})
+
+
+def _alternative_name(address: str) -> "GeneralName":
+    """Make a certificate's alternative name of an IP address or a host name."""
+    from cryptography import x509
+
+    try:
+        return x509.IPAddress(ipaddress.ip_address(address))
+    except ValueError:
+        pass
+    labels = address.rstrip(".").split(".")
+    is_host_name = all(
+        label and label.replace("-", "").isalnum() and label.isascii()
+        for label in labels
+    )
+    require(
+        is_host_name,
+        f"{address!r} is no host name or IP address; write it without https:// and"
+        " without the port",
+    )
+    return x509.DNSName(address)
+
+
+def _certificate(
+    subject: "Name", issuer: "Name", public: "EllipticCurvePublicKey"
+) -> "CertificateBuilder":
+    from cryptography import x509
+
+    now = datetime.datetime.now(datetime.UTC)
+    start = now - datetime.timedelta(hours=1)  # clocks of machines differ
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(public)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(start)
+        .not_valid_after(now + datetime.timedelta(days=VALID_DAYS))
+    )
+
+
+# The return type is left out, as `cryptography` is imported only when needed.
+def _issuer_identifier(certificate: "Certificate"):  # noqa: ANN202
+    from cryptography import x509
+
+    identifier = certificate.extensions.get_extension_for_class(
+        x509.SubjectKeyIdentifier
+    ).value
+    return x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier)
+
+
+def _signed(builder: "CertificateBuilder", key: "EllipticCurvePrivateKey") -> bytes:
+    from cryptography.hazmat.primitives import hashes, serialization
+
+    return builder.sign(key, hashes.SHA384()).public_bytes(serialization.Encoding.PEM)
+
+
+def _private_pem(key: "EllipticCurvePrivateKey") -> bytes:
+    from cryptography.hazmat.primitives import serialization
+
+    return key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )

@@ -1,0 +1,1 @@
+"""The coordinator's side: rounds with clients on other machines."""

@@ -1,0 +1,366 @@
+"""Boosts trees over machines: the coordinator's side."""
+
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedtailor._base.choice import require
+from fedtailor._base.files import private_folder, publish
+from fedtailor._base.printable import join_names
+from fedtailor.aggregation.secure_sums import MIN_CLIENTS, FixedPoint
+from fedtailor.aggregation.sum_shares import SumHistory
+from fedtailor.engine.storage import PersonalModel
+from fedtailor.engine.storage.export import export_models
+from fedtailor.remote.client.boosting import CLIENTS
+from fedtailor.remote.job.examples import template_of
+from fedtailor.remote.job.job import Job
+from fedtailor.remote.job.plan import plan_of
+from fedtailor.remote.job.statistics import Statistics
+from fedtailor.remote.keys.secret import run_identity
+from fedtailor.remote.sums.server import (
+    NamedArrays,
+    SecureSumServer,
+    SumStage,
+    send_stage,
+)
+from fedtailor.remote.wire.boosting import (
+    BOOST,
+    HALVINGS,
+    SUMMED,
+    expected_size,
+    from_vector,
+    plain_end,
+    plain_steps,
+)
+from fedtailor.remote.wire.messages import Request
+from fedtailor.remote.wire.secure_sums import KEYS, SUM
+from fedtailor.remote.wire.transport import TooFewClients, Transport, send_and_receive
+from fedtailor.statistics.boosting import (
+    BoostedModel,
+    BoostingProgress,
+    BoostingRequest,
+    as_vectors,
+    boost,
+    load_progress,
+    save_boosted,
+    save_progress,
+)
+from fedtailor.statistics.boosting.grid import LARGEST, LIMBS
+
+FOLDER = "boosted"
+"""Directory of the shared trees, within that of the federation."""
+
+TREES = "trees.safetensors"
+"""The file of `fedtailor.statistics.boosting.save_boosted` in it."""
+
+UNDER_WAY = "boosting.safetensors"
+"""The file of the rounds so far, beside `FOLDER`, until that is there."""
+
+SHARED = "shared"
+"""The name under which the shared trees predict."""
+
+
+def boost_clients(
+    job: Job,
+    transport: Transport,
+    rows: Mapping[str, NDArray[np.int64]],
+    directory: Path,
+    *,
+    statistics: Statistics | None = None,
+    resume: bool = False,
+    patience: float = 600.0,
+    after_round: Callable[[int], None] = lambda rounds: None,
+    log: Callable[[str], None] = lambda line: None,
+) -> BoostedModel:
+    """Boost trees by a job, and have each client make and keep its own model.
+
+    Args:
+        job: the job, with [boosting].
+        transport: carries messages to the clients.
+        rows: numbers of training, validation and test rows [3] of each client, by name.
+            All of them take part in every sum.
+        directory: a new directory, for the shared trees.
+        statistics: pooled statistics of all clients' tables; None without federated
+            preprocessing.
+        resume: go on after the last round of a boosting of this job and these clients
+            that ended early. All of them begin a new run with the trees of that round.
+        patience: seconds for which a step that a client does not answer is asked again.
+        after_round: called with the number of rounds of trees after each.
+        log: called with lines for the user.
+
+    Returns:
+        The shared trees.
+
+    Raises:
+        ValueError: the job boosts no trees, or clients, rows and directory do not fit.
+        TooFewClients: a client did not answer for `patience` seconds; the rounds so far
+            are kept beside the directory, to `resume`.
+    """
+    require(
+        job.boosting is not None,
+        "the job boosts no trees: add the table [boosting] to job.toml, and give all"
+        " clients the new file",
+    )
+    assert job.boosting is not None
+    check_place(directory, resume=resume)
+    require(
+        len(rows) >= MIN_CLIENTS,
+        f"boosting adds over {MIN_CLIENTS} clients or more, and {len(rows)} are ready",
+    )
+    total = sum(int(counts[0]) for counts in rows.values())
+    require(total < LARGEST, f"boosting adds up to {LARGEST:g} rows, not {total:,}")
+    origin = {"job": job.identity, "clients": sorted(rows)}
+    under_way = directory.parent / UNDER_WAY
+    progress = _progress(under_way, origin) if resume else None
+    template = template_of(job, statistics)
+    inputs = int(np.prod(template.input_shape, dtype=int))
+    with private_folder(directory.parent, FOLDER) as folder:
+        (folder / "run").mkdir()
+        machines = _Machines(
+            job,
+            transport,
+            sorted(rows),
+            inputs,
+            template.classes,
+            run_identity(folder / "run"),
+            statistics,
+            patience,
+            log,
+        )
+
+        def end_round(progress: BoostingProgress) -> None:
+            save_progress(progress, under_way, origin)
+            after_round(len(progress.model.trees))
+
+        model = boost(
+            machines.ask,
+            inputs,
+            template.classes,
+            job.boosting.settings,
+            progress=progress,
+            halvings=HALVINGS,
+            after_round=end_round,
+        )
+        machines.finish(len(model.trees))
+        network, (vector,) = as_vectors([model], machines.like)
+        preprocessing = None
+        if statistics is not None:
+            # Rows to predict may have the target, which is not looked at.
+            not_read = {job.schema.target: "the target column"}
+            preprocessing = replace(
+                statistics.preprocessing(job.schema), ignored=not_read
+            )
+        personal = PersonalModel(
+            SHARED, vector, network, template.shift, template.scale, preprocessing
+        )
+        export_models([personal], folder / "new")
+        save_boosted(model, folder / "new" / TREES)
+        publish(folder / "new", directory)
+        under_way.unlink()
+    return model
+
+
+def check_place(directory: Path, *, resume: bool) -> None:
+    """Check that trees can be boosted into a directory, before clients are waited for.
+
+    Raises:
+        ValueError: it is there, or rounds are there to go on from and `resume` does not
+            say so, or the other way round.
+    """
+    require(
+        not directory.exists(),
+        f"{directory} is there already; move it away to boost anew",
+    )
+    under_way = directory.parent / UNDER_WAY
+    require(
+        resume or not under_way.exists(),
+        f"{under_way} holds the rounds of a boosting that ended early; --resume goes on"
+        " with it, or delete it to begin anew",
+    )
+    require(
+        under_way.is_file() or not resume,
+        f"there is no boosting in {directory.parent} to resume; leave out --resume",
+    )
+
+
+def _progress(path: Path, origin: Mapping[str, Any]) -> BoostingProgress:
+    """The rounds so far of a boosting of the same job and clients.
+
+    Raises:
+        ValueError: there are none, or they are of others.
+    """
+    progress, of = load_progress(path)
+    require(
+        of.get("job") == origin["job"],
+        f"{path} is of another job.toml; delete it to begin anew",
+    )
+    gone, new = (
+        join_names(sorted(set(one) - set(other))) or "none"
+        for one, other in (
+            (of.get("clients", []), origin["clients"]),
+            (origin["clients"], of.get("clients", [])),
+        )
+    )
+    require(
+        gone == new == "none",
+        f"{path} is of other clients (missing now: {gone}; new: {new}); wait for the"
+        " same ones, or delete it to begin anew",
+    )
+    return progress
+
+
+class _Machines:
+    """Asks all clients for sums, and retries while one of them is away."""
+
+    def __init__(
+        self,
+        job: Job,
+        transport: Transport,
+        names: Collection[str],
+        inputs: int,
+        classes: int | None,
+        run: str,
+        statistics: Statistics | None,
+        patience: float,
+        log: Callable[[str], None],
+    ) -> None:
+        plan = plan_of(job, statistics)
+        assert plan.sums is not None
+        self.like = plan.model
+        self._job, self._transport, self._names = job, transport, tuple(names)
+        self._inputs, self._classes, self._run = inputs, classes, run
+        self._patience, self._log = patience, log
+        self._description = plan.describe(0)
+        self._sums = plan.sums
+        self._fixed_point = FixedPoint(plan.sums.range)
+        self._history = SumHistory("run")  # as clients keep sums of boosting
+        self._waiting: list[BoostingRequest] = []
+        self._root: NDArray[np.float64] | None = None
+        self._step, self._exchange, self._width = 0, 0, 1
+
+    def ask(self, request: BoostingRequest) -> NDArray[np.float64]:
+        """The sum of all clients' answers.
+
+        What needs no answer is sent with the next question, and the root of the next
+        tree is asked for together with the loss of the last one.
+        """
+        if request.kind == "bins":
+            ends = request.arrays["thresholds"]
+            self._width = max((len(it) for it in ends), default=0) + 1
+        if request.kind == "gradients" and self._root is not None:
+            root, self._root = self._root, None
+            if request.output == 0:
+                return root
+        self._waiting.append(request)
+        if request.kind not in SUMMED:
+            return np.zeros(0)
+        asked = [request]
+        if request.kind == "loss":
+            asked.append(BoostingRequest("gradients", output=0))
+        plain, arrays = plain_steps([*self._waiting, *asked[1:]])
+        self._waiting = []
+        shapes = [
+            expected_size(it, self._inputs, self._classes, self._width) for it in asked
+        ]
+        found = self._until_all_answer(partial(self._sum, plain, arrays, shapes))
+        self._step += 1
+        if len(found) > 1:
+            self._root = found[1]
+        return found[0]
+
+    def finish(self, rounds: int) -> None:
+        """Have all clients keep so many rounds, and make their own models."""
+        plain, arrays = plain_steps(self._waiting)
+        plain["steps"] += plain_end(rounds)["steps"]
+        self._until_all_answer(partial(self._end, plain, arrays))
+
+    def _until_all_answer(self, act: Callable[[], Any]) -> Any:
+        """Try until `patience` is over: the same step has the same answers."""
+        until = time.monotonic() + self._patience
+        while True:
+            try:
+                return act()
+            except TooFewClients as error:
+                if time.monotonic() >= until:
+                    raise
+                self._log(f"step {self._step + 1}: {error}; it is asked again")
+
+    def _end(self, plain: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
+        """Have all clients take the last step."""
+        step = {**plain, CLIENTS: len(self._names)}
+        requests = {
+            name: self._request(BOOST, name, {BOOST: step}, arrays)
+            for name in self._names
+        }
+        send_and_receive(
+            self._transport, requests, {}, minimum=len(requests), log=self._log
+        )
+
+    def _sum(
+        self,
+        plain: dict[str, Any],
+        arrays: Mapping[str, np.ndarray],
+        shapes: Sequence[tuple[int, ...]],
+    ) -> list[NDArray[np.float64]]:
+        """Have all clients take a step, and add up their answers behind masks."""
+        count = len(self._names)
+        sizes = [int(np.prod(shape)) for shape in shapes]
+        server = SecureSumServer(
+            partial(self._run_stage, {**plain, CLIENTS: count}, arrays),
+            self._names,
+            sum(sizes) * LIMBS,
+            self._sums,
+            minimum=count,
+            log=self._log,
+            earlier=self._history.released(self._step),
+            members=self._history.members(self._step),
+        )
+        sums, _ = server.run(np.full((1, count), 1 / count))
+        self._history.record(
+            self._step, [BOOST, None], server.released, server.remaining
+        )
+        if len(server.remaining) < count:
+            raise TooFewClients("a client was lost while a sum was unmasked")
+        numbers = from_vector(sums[0], self._fixed_point)
+        parts = np.split(numbers, np.cumsum(sizes)[:-1])
+        return [it.reshape(shape) for it, shape in zip(parts, shapes, strict=True)]
+
+    def _run_stage(
+        self, step: dict[str, Any], given: Mapping[str, np.ndarray], stage: SumStage
+    ) -> dict[str, NamedArrays]:
+        """Send the requests of one stage of a sum; the step is in the first one."""
+        is_first = stage.task == KEYS
+
+        def request_of(name: str, arrays: NamedArrays) -> Request:
+            vector_id = {"kind": BOOST, **stage.settings_for(name)}
+            more = {BOOST: step if is_first else True, SUM: vector_id}
+            arrays = {**arrays, **given} if is_first else arrays
+            return self._request(stage.task, name, more, arrays)
+
+        return send_stage(self._transport, stage, request_of, log=self._log)
+
+    def _request(
+        self,
+        task: str,
+        name: str,
+        more: Mapping[str, Any],
+        arrays: Mapping[str, np.ndarray],
+    ) -> Request:
+        self._exchange += 1
+        return Request(
+            self._job.identity,
+            self._step,
+            self._exchange,
+            task,
+            name,
+            deadline=time.time() + self._job.deadline,
+            run=self._run,
+            algorithm={**self._description, **more},
+            arrays=arrays,
+        )

@@ -1,0 +1,153 @@
+"""Training over machines: a round that too few clients answer is asked again."""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedtailor.aggregation.accounting import Ledger
+from fedtailor.engine.storage.interrupts import Interrupted
+from fedtailor.engine.training import Training
+from fedtailor.engine.training.late import AnswerRecord
+from fedtailor.protocol import (
+    Answers,
+    Cohort,
+    Downlink,
+    Exchange,
+    Exchanges,
+    announce,
+)
+from fedtailor.remote.server.executor import RemoteExecutor
+from fedtailor.remote.server.late import FirstCome
+from fedtailor.remote.server.update_check import require_finite_server
+from fedtailor.remote.wire.transport import TooFewClients
+
+PATIENCE_S = 3600.0
+"""Seconds for which a round is asked again, unless the coordinator says otherwise."""
+
+COMPILE_S = 300.0
+"""Seconds that clients may take to compile a task, in addition to the deadline."""
+
+PAUSE_S = 10.0
+"""Seconds between two attempts of a round. All clients may refuse at once, so that an
+attempt takes no time.
+"""
+
+
+class RemoteTraining(Training[RemoteExecutor]):
+    """The training of a coordinator, which lasts longer than its connections.
+
+    Attributes:
+        patience: seconds for which a round with too few clients is asked again; 0 = it
+            ends the training.
+        pause: seconds between two attempts.
+        stop: when it is set, waiting ends with `Interrupted`.
+        log: called with a line for every failed attempt.
+    """
+
+    patience: float = PATIENCE_S
+    pause: float = PAUSE_S
+    stop: threading.Event = threading.Event()
+    log: Callable[[str], None] = staticmethod(lambda line: None)
+
+    def next_round(self, reporting: NDArray[Any] | None = None) -> Exchanges[None]:
+        """Do one round; see `Rounds.next_round`.
+
+        An attempt that too few clients answer changes nothing. The next one asks the
+        same clients the same, so the models do not depend on the number of attempts.
+
+        Raises:
+            TooFewClients: there were too few for `patience` seconds.
+        """
+        end: float | None = None
+        while True:
+            try:
+                yield from super().next_round(reporting)
+                return
+            except TooFewClients as error:
+                now = time.monotonic()
+                end = now + self.patience if end is None else end
+                if now + self.pause > end:
+                    raise
+                self.log(
+                    f"round {self.round + 1}: {error}; asking again for"
+                    f" {_duration(end - now)}"
+                )
+                self.executor.repeat_exchanges()
+            if self.stop.wait(self.pause):
+                raise Interrupted
+
+    def _aggregate_finite(
+        self, downlink: Downlink, exchange: Exchange, answers: Answers
+    ) -> tuple[Any, list[Any]]:
+        server, uplink_state = super()._aggregate_finite(downlink, exchange, answers)
+        require_finite_server(server, self.round)
+        return server, uplink_state
+
+    # late clients
+    # ----------------------------------------------------------------------------------
+
+    def _play_clock(self) -> FirstCome | None:
+        if self.late is None:
+            return None
+        return FirstCome(
+            self.late,
+            self.participation,
+            self.executor,
+            self._secret,
+            ask=self._ask,
+            round=lambda: self.round,
+            stop=lambda: self.stop,
+        )
+
+    @property
+    def record(self) -> AnswerRecord | None:
+        """Whose answers each round took; None if all clients of a round are waited for."""
+        arrivals = self._arrivals
+        return arrivals.record if isinstance(arrivals, FirstCome) else None
+
+    def _ask(self, clients: NDArray[np.int64], began: int) -> None:
+        """Send clients (rows, ascending) the model of a round, to answer when they can."""
+        cohort = replace(
+            self._cohort(self.executor.seen, clients, seen=True), round=began
+        )
+        downlink = announce(self.uplink, self._downlink_of(cohort), self.uplink_state)
+        self.executor.ask(self._new_exchange("client", cohort, downlink))
+
+    def _end_round(self, cohort: Cohort, downlink: Downlink, answers: Answers) -> None:
+        if cohort.age is not None and isinstance(self._arrivals, FirstCome):
+            counted = answers.reporting
+            self._arrivals.record.add(
+                self.round, cohort.rows[counted], cohort.age[counted]
+            )
+        super()._end_round(cohort, downlink, answers)
+
+    def deliver(self, ledger: Ledger) -> Exchanges[None]:
+        """Send all clients their final models; see `Training.deliver`."""
+        self.executor.deliver()
+        yield from super().deliver(ledger)
+
+    def snapshot(self) -> dict[str, Any]:
+        """See `Training.snapshot`."""
+        snapshot = super().snapshot()
+        if isinstance(self._arrivals, FirstCome):
+            snapshot["arrivals"] = self._arrivals.snapshot()
+        return snapshot
+
+    def restore(self, snapshot: dict[str, Any]) -> None:
+        """See `Training.restore`."""
+        super().restore(snapshot)
+        if isinstance(self._arrivals, FirstCome):
+            self._arrivals.restore(snapshot["arrivals"])
+
+
+def _duration(seconds: float) -> str:
+    """A time for people, in its largest suitable unit."""
+    for unit, length in (("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} seconds"

@@ -1,0 +1,1 @@
+"""Secure aggregation: sums of masked vectors."""

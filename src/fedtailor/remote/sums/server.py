@@ -1,0 +1,471 @@
+"""The server of secure aggregation, which the coordinator runs.
+
+It relays public keys and encrypted shares between clients, adds masked vectors, and
+unmasks the sum. Clients may drop out at every stage; a client that misses one stage is
+left out of the later ones. If too few clients survive, the round fails, and the masked
+vectors stay masked: nothing is unmasked before the last stage.
+"""
+
+import random
+import secrets
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, UInt32
+from numpy.typing import NDArray
+
+from fedtailor._base.choice import require
+from fedtailor._base.documentation import see
+from fedtailor.aggregation.secure_sums import (
+    MIN_CLIENTS,
+    FixedPoint,
+    SecureSums,
+    normalized,
+    unsafe_combination,
+    unsafe_sums,
+)
+from fedtailor.aggregation.sum_shares import ReleasedSums
+from fedtailor.protocol import Sums
+from fedtailor.remote.sums.client import mask_session, pairwise_mask
+from fedtailor.remote.sums.masks import (
+    CIPHERTEXT_BYTES,
+    KEY_BYTES,
+    SECRET_BYTES,
+    KeyPair,
+    combine_shares,
+    commitment,
+    expand_mask,
+)
+from fedtailor.remote.wire.messages import ArraySpec, Request
+from fedtailor.remote.wire.secure_sums import (
+    KEYS,
+    MAX_NEIGHBOURS,
+    SHARES,
+    UNMASK,
+    VECTORS,
+    neighbour_graph,
+)
+from fedtailor.remote.wire.transport import (
+    POLL_INTERVAL_S,
+    TooFewClients,
+    Transport,
+    send_and_receive,
+)
+
+NamedArrays = Mapping[str, np.ndarray]
+
+COMMITMENT_BYTES = len(commitment(b""))
+
+MASKED = "masked"
+"""Name of the array in an answer that holds the masked vectors [s, n]."""
+
+MAX_RANDOM_SUBSETS = 100
+"""How many random subsets of shares are tried if several shares are wrong."""
+
+
+@dataclass(frozen=True)
+class SumStage:
+    """The requests of one stage of a sum.
+
+    Attributes:
+        task: name of the stage.
+        session: name of the sum.
+        arrays: the arrays that each client is sent, by client.
+        expected: the arrays that each client's answer must hold, by client.
+        neighbours: the neighbours of each client; empty except in the stage that tells
+            clients their neighbours.
+        columns: names of the clients in the order of the columns of the weights; empty
+            except in the stage that tells clients the weights.
+    """
+
+    task: str
+    session: str
+    arrays: Mapping[str, NamedArrays]
+    expected: Mapping[str, Mapping[str, ArraySpec]]
+    neighbours: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    columns: tuple[str, ...] = ()
+
+    def settings_for(self, client: str) -> dict[str, Any]:
+        """The settings of the stage in the request to a client."""
+        settings: dict[str, Any] = {"name": self.session}
+        if self.columns:
+            settings["columns"] = list(self.columns)
+        if self.neighbours:
+            settings["among"] = list(self.neighbours[client])
+        return settings
+
+
+def send_stage(
+    transport: Transport,
+    stage: SumStage,
+    request_of: Callable[[str, NamedArrays], Request],
+    *,
+    log: Callable[[str], None],
+    poll_interval: float = POLL_INTERVAL_S,
+) -> dict[str, NamedArrays]:
+    """Send the requests of one stage of a sum.
+
+    Args:
+        transport: carries the messages.
+        stage: the stage.
+        request_of: makes the request to a client with the arrays that it is sent.
+        log, poll_interval: see `send_and_receive`.
+
+    Returns:
+        The answers that arrived in time, by client. There may be fewer than the minimum;
+        `SecureSumServer` checks their number.
+    """
+    requests = {name: request_of(name, arrays) for name, arrays in stage.arrays.items()}
+    replies = send_and_receive(
+        transport,
+        requests,
+        lambda request: stage.expected[request.client],
+        minimum=0,
+        log=log,
+        poll_interval=poll_interval,
+    ).replies
+    return {name: reply.arrays for name, reply in replies.items()}
+
+
+RunStage = Callable[[SumStage], Mapping[str, NamedArrays]]
+"""Sends the requests of a stage; returns the answers that arrived, by client."""
+
+
+class SecureSumServer:
+    """One run of the protocol, which adds one vector of each client.
+
+    Args:
+        run_stage: sends the requests of a stage, and returns the answers.
+        names: names of the clients that hold a vector.
+        size: number of entries of each vector.
+        settings: secure aggregation, as the job sets it.
+        minimum: minimum number of clients whose vectors must be in the sums.
+        log: called with a line for every sum that is left out, and for every client
+            whose shares are wrong.
+        neighbours: maximum number of other clients with which a client shares masks and
+            secrets.
+        earlier: the sums with which those of this run may be combined.
+        members: the clients of these; others would be refused by them, and are lost from
+            the beginning. None = everybody may take part.
+
+    Attributes:
+        released: `earlier` and the sums of this run, when it is done.
+        remaining: the clients whose vectors are in the sums, when it is done.
+    """
+
+    def __init__(
+        self,
+        run_stage: RunStage,
+        names: Sequence[str],
+        size: int,
+        settings: SecureSums,
+        *,
+        minimum: int = 1,
+        log: Callable[[str], None] = lambda line: None,
+        neighbours: int = MAX_NEIGHBOURS,
+        earlier: ReleasedSums | None = None,
+        members: Collection[str] | None = None,
+    ) -> None:
+        self._run_stage, self._names = run_stage, tuple(names)
+        self._size, self._settings = size, settings
+        self._minimum, self._log = max(minimum, MIN_CLIENTS), log
+        self._max_neighbours = neighbours
+        self.released = ReleasedSums() if earlier is None else earlier
+        self.remaining: tuple[str, ...] = ()
+        self._asked = [
+            name for name in self._names if members is None or name in members
+        ]
+        self._session = secrets.token_hex(8)
+        self._mask_session = self._session  # by which masks are derived
+        # By client, from the first two stages.
+        self._neighbours: dict[str, tuple[str, ...]] = {}
+        self._mask_keys: dict[str, bytes] = {}  # public keys for pairwise masks
+        self._commitments: dict[str, bytes] = {}  # to seeds of self masks
+
+    def run(self, weights: Float[np.ndarray, "s c"]) -> Sums:
+        """Compute weighted sums of the clients' vectors.
+
+        If clients drop out, the weights of the others grow, so that the absolute
+        weights of each sum keep their total. A sum that would not hide the vector of
+        one client by itself is left out. Sums of which a combination would not hide it
+        are not computed.
+
+        Args:
+            weights: weight of each client in each sum.
+
+        Returns:
+            The sums [s, n], and whether each sum is available [s]. The error of a sum
+            is at most half a step of `FixedPoint` for each client, times the total of
+            its absolute weights, divided by the surviving fraction of that total.
+
+        Raises:
+            TooFewClients: so many clients dropped out that the sum cannot be unmasked,
+                or would not hide the others' vectors; nothing has been unmasked.
+            ValueError: every sum, or a combination of them, would reveal the vector of
+                one client.
+        """
+        shares = self._share_keys(self._advertise_keys())
+        surviving = self._survivors(shares)
+        unsafe = unsafe_sums(weights, surviving, self._names)
+        require(
+            len(unsafe) < len(weights),
+            "; ".join(unsafe.values())
+            + "; use fewer streams, or weights that differ less",
+        )
+        for line in unsafe.values():
+            self._log(f"{line}; it is left out of this round")
+        is_safe = np.array([index not in unsafe for index in range(len(weights))])
+        scaled = normalized(weights[is_safe], surviving)
+        unsafe_span = self._unsafe_combination(scaled)
+        if unsafe_span and not surviving.all():
+            raise TooFewClients(
+                f"{unsafe_span}, as others are lost; the round does not count"
+            )
+        require(
+            not unsafe_span,
+            f"{unsafe_span}; use fewer streams, or have more clients in a round",
+        )
+        masked = self._collect_masked_vectors(shares, scaled)
+        # The vectors in the sums are known now. Check them before unmasking anything.
+        surviving = self._survivors(masked)
+        self._check_enough(masked)
+        for line in unsafe_sums(scaled, surviving, self._names).values():
+            raise TooFewClients(f"{line}, as others are lost; the round does not count")
+        arrived = normalized(scaled, surviving)
+        line = self._unsafe_combination(arrived)
+        if line:
+            raise TooFewClients(f"{line}, as others are lost; the round does not count")
+        self.released = self.released.with_sums(self._names, arrived)
+        self.remaining = tuple(masked)
+        total = FixedPoint(self._settings.range).decode(self._unmask(masked, shares))
+        # Rescale each sum from its surviving weights to the weights asked for.
+        remaining = np.abs(np.where(surviving, scaled, 0.0)).sum(axis=1)
+        requested = np.abs(weights[is_safe]).sum(axis=1)
+        scale = np.zeros_like(remaining)
+        np.divide(requested, remaining, out=scale, where=remaining > 0)
+        sums = np.zeros((len(weights), self._size))
+        sums[is_safe] = total * scale[:, None]
+        available = np.zeros(len(weights), bool)
+        available[is_safe] = remaining > 0
+        return sums, available
+
+    def _unsafe_combination(self, weights: Float[np.ndarray, "s c"]) -> str:
+        """Say which client a combination of sums would show; empty if none."""
+        together = self.released.with_sums(self._names, weights)
+        return unsafe_combination(together, past=bool(self.released.names))
+
+    # stages
+    # ----------------------------------------------------------------------------------
+
+    def _advertise_keys(self) -> Mapping[str, NamedArrays]:
+        """Ask each client for its two public keys."""
+        key = ArraySpec((KEY_BYTES,), "uint8")
+        arrays: dict[str, NamedArrays] = {name: {} for name in self._asked}
+        specs = {name: {"masking": key, "sealing": key} for name in self._asked}
+        answers = self._run_stage(SumStage(KEYS, self._session, arrays, specs))
+        self._check_enough(answers)
+        return answers
+
+    def _share_keys(self, keys: Mapping[str, NamedArrays]) -> Mapping[str, NamedArrays]:
+        """Send each client its neighbours' keys, and ask for encrypted shares."""
+        self._neighbours = neighbour_graph(tuple(keys), self._max_neighbours)
+        self._mask_keys = {
+            name: pair["masking"].tobytes() for name, pair in keys.items()
+        }
+        arrays, specs = {}, {}
+        for name, neighbours in self._neighbours.items():
+            arrays[name] = {
+                kind: np.stack([keys[other][kind] for other in neighbours])
+                for kind in ("masking", "sealing")
+            }
+            specs[name] = {
+                "shares": ArraySpec((len(neighbours), CIPHERTEXT_BYTES), "uint8"),
+                "commitment": ArraySpec((COMMITMENT_BYTES,), "uint8"),
+            }
+        answers = self._run_stage(
+            SumStage(SHARES, self._session, arrays, specs, self._neighbours)
+        )
+        self._check_enough(answers)
+        self._commitments = {
+            name: answer["commitment"].tobytes() for name, answer in answers.items()
+        }
+        return answers
+
+    def _collect_masked_vectors(
+        self, shares: Mapping[str, NamedArrays], weights: Float[np.ndarray, "s c"]
+    ) -> Mapping[str, NamedArrays]:
+        """Send each client the shares encrypted for it, and ask for masked vectors.
+
+        Args:
+            shares: answers of the previous stage; who sent none has dropped out.
+            weights: weight of each client in each sum.
+        """
+        # All clients are told the same weights, or their masks do not cancel.
+        self._mask_session = mask_session(self._session, self._names, weights)
+        arrays, specs = {}, {}
+        for name in shares:
+            neighbours = self._neighbours[name]
+            encrypted = np.zeros((len(neighbours), CIPHERTEXT_BYTES), np.uint8)
+            for row, other in enumerate(neighbours):
+                if other in shares:
+                    index = self._neighbours[other].index(name)
+                    encrypted[row] = shares[other]["shares"][index]
+            arrays[name] = {
+                "shares": encrypted,
+                "there": np.array([other in shares for other in neighbours]),
+                "weights": weights,
+            }
+            specs[name] = {MASKED: ArraySpec((len(weights), self._size), "uint32")}
+        return self._run_stage(
+            SumStage(VECTORS, self._session, arrays, specs, columns=self._names)
+        )
+
+    def _unmask(
+        self, masked: Mapping[str, NamedArrays], shares: Mapping[str, NamedArrays]
+    ) -> UInt32[np.ndarray, "s n"]:
+        """Ask clients to reveal shares, and remove the masks from the sum.
+
+        Args:
+            masked: the masked vectors, by client.
+            shares: answers of the clients that shared their keys. Neighbours have added
+                pairwise masks for these clients, and for no others.
+        """
+        arrays, specs = {}, {}
+        for name in masked:
+            neighbours = self._neighbours[name]
+            arrived = np.array([other in masked for other in neighbours])
+            arrays[name] = {"arrived": arrived}
+            spec = ArraySpec((len(neighbours), SECRET_BYTES), "uint8")
+            specs[name] = {"shares": spec}
+        revealed = self._run_stage(SumStage(UNMASK, self._session, arrays, specs))
+        vectors = [answer[MASKED] for answer in masked.values()]
+        total = sum(vectors, start=np.zeros((), np.uint32))
+        for name in shares:
+            if name in masked:
+                # Its pairwise masks cancel with those of its neighbours and of clients
+                # that dropped out (below). Its self mask remains.
+                seed = self._reconstruct(name, revealed, arrived=True)
+                total -= expand_mask(seed, total.shape)
+                continue
+            # It dropped out after its neighbours had learned its key: their pairwise
+            # masks for it remain. Add the masks with which it would cancel them.
+            others = [other for other in self._neighbours[name] if other in masked]
+            if not others:
+                continue
+            keys = KeyPair(self._reconstruct(name, revealed, arrived=False))
+            for other in others:
+                total += pairwise_mask(
+                    keys,
+                    self._mask_keys[other],
+                    self._mask_session,
+                    name,
+                    other,
+                    total.shape,
+                )
+        return total
+
+    # secrets
+    # ----------------------------------------------------------------------------------
+
+    def _reconstruct(
+        self, owner: str, revealed: Mapping[str, NamedArrays], *, arrived: bool
+    ) -> bytes:
+        """Reconstruct a client's secret from the shares that its neighbours revealed.
+
+        Args:
+            owner: name of the client.
+            revealed: the neighbours' answers.
+            arrived: whether the owner's vector arrived. If it did, the secret is the
+                seed of its self mask, else the secret of its keys for pairwise masks.
+
+        Raises:
+            TooFewClients: there are too few shares, or too many wrong ones.
+        """
+        neighbours = self._neighbours[owner]
+        threshold = self._settings.reconstruction_threshold(len(neighbours))
+        shares = {}  # by the position of their holder among the neighbours
+        for position, other in enumerate(neighbours):
+            if other in revealed:
+                row = self._neighbours[other].index(owner)
+                shares[position] = revealed[other]["shares"][row].tobytes()
+        if len(shares) < threshold:
+            self._fail(len(shares), len(neighbours), threshold)
+
+        def combine(positions: Sequence[int]) -> bytes | None:
+            """The secret that some of the shares give; None if it is a wrong one."""
+            try:
+                secret = combine_shares({index: shares[index] for index in positions})
+            except ValueError:
+                return None
+            if arrived:
+                is_right = commitment(secret) == self._commitments[owner]
+            else:
+                is_right = KeyPair(secret).public == self._mask_keys[owner]
+            return secret if is_right else None
+
+        for right_shares in _subsets(tuple(shares), threshold):
+            secret = combine(right_shares)
+            if secret is not None:
+                break
+        else:
+            raise TooFewClients(
+                "the shares that clients opened do not unmask the sum with client"
+                f" {owner}: some are wrong; the round does not count"
+            )
+        # Report who sent a wrong share. The unused shares are fewer than the threshold.
+        # If together (filled up with right ones) they give the secret, all are right.
+        unused = tuple(index for index in shares if index not in right_shares)
+        if unused and combine((*unused, *right_shares)[:threshold]) is None:
+            for position in unused:
+                if combine((*right_shares[1:], position)) is None:
+                    self._log(
+                        f"client {neighbours[position]}: its share of a secret of"
+                        f" client {owner} is wrong; it is not used"
+                    )
+        return secret
+
+    # dropouts
+    # ----------------------------------------------------------------------------------
+
+    def _survivors(self, answers: Mapping[str, NamedArrays]) -> NDArray[np.bool_]:
+        """Whether each client [c] is among those that answered."""
+        return np.array([name in answers for name in self._names], bool)
+
+    def _check_enough(self, answers: Mapping[str, NamedArrays]) -> None:
+        """Check that enough clients, and enough neighbours of each, answered.
+
+        Raises:
+            TooFewClients: too many dropped out.
+        """
+        if len(answers) < self._minimum:
+            self._fail(len(answers), len(self._names), self._minimum)
+        for name in answers:
+            neighbours = self._neighbours.get(name, ())
+            survivors = sum(other in answers for other in neighbours)
+            threshold = self._settings.reconstruction_threshold(len(neighbours))
+            if neighbours and survivors < threshold:
+                self._fail(survivors, len(neighbours), threshold)
+
+    def _fail(self, survivors: int, count: int, threshold: int) -> None:
+        raise TooFewClients(
+            f"{survivors} of {count} clients are left for a secure sum, and it needs"
+            f" {threshold}; the round does not count{see('errors#too-few-clients')}"
+        )
+
+
+def _subsets(positions: Sequence[int], size: int) -> Iterator[tuple[int, ...]]:
+    """Subsets of shares to try, until one of them gives the secret.
+
+    If all shares are right, the first subset gives it. If one is wrong, one of the
+    following subsets does, each of which leaves out another share. The other subsets
+    are random.
+    """
+    yield tuple(positions[:size])
+    if len(positions) > size:
+        for omitted in positions:
+            others = [position for position in positions if position != omitted]
+            yield tuple(random.sample(others, size))
+    for _ in range(MAX_RANDOM_SUBSETS):
+        yield tuple(random.sample(positions, size))

@@ -1,0 +1,1 @@
+"""What travels between coordinator and clients, and how it is checked."""

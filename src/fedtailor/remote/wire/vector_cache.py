@@ -1,0 +1,206 @@
+"""A cache of vectors at each client, so that a vector is not sent to it twice.
+
+A client can compute the initial model from the job's seed, and caches the vectors of
+each array that it received last. The coordinator keeps track of the caches, and sends
+digests in place of cached vectors. For example, an evaluation and the round after it
+send a model once. The coordinator may be wrong, as a client that was restarted has lost
+its cache: the client then reports a cache miss, and is sent the full request.
+
+stream/KIND, initial    the rows that are not cached, each once
+known/stream/KIND,      [n, 16] bytes, for each of the n rows: its digest, or zeros for
+known/initial           the next of the rows that are not cached
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from fedtailor.remote.wire.messages import Request
+from fedtailor.remote.wire.refusals import Refusal, refuse_unless
+from fedtailor.remote.wire.request_size import check_size
+
+DIGEST_BYTES = 16
+KNOWN = "known/"
+"""Prefix of the name of an array: the digests of its rows."""
+
+INITIAL, STREAM = "initial", "stream/"
+"""Arrays of vectors: the model that a state starts from [d], and streams [n, ...]."""
+
+_NEW = bytes(DIGEST_BYTES)
+"""In place of a digest: the row is the next of those that the request holds."""
+
+
+class CacheMiss(ValueError):
+    """A client's cache lacks a vector whose digest a request holds."""
+
+
+def vector_digest(row: np.ndarray) -> bytes:
+    """Compute the digest of a vector's shape, type and bytes."""
+    row = np.ascontiguousarray(row)
+    key = f"{row.dtype.str}{row.shape}".encode()[:64]
+    return hashlib.blake2b(row.tobytes(), digest_size=DIGEST_BYTES, key=key).digest()
+
+
+class ClientCaches:
+    """The coordinator's record of the clients' caches.
+
+    Args:
+        common: vectors that all clients can compute.
+    """
+
+    def __init__(self, common: Iterable[np.ndarray]) -> None:
+        self._common = frozenset(vector_digest(row) for row in common)
+        # By client, and by name of the array: digests of the rows received last.
+        self._cached: dict[str, dict[str, frozenset[bytes]]] = {}
+
+    def drop_cached(
+        self, request: Request, digests: Mapping[str, Sequence[bytes]]
+    ) -> Request:
+        """Replace the vectors in the client's cache by their digests.
+
+        Args:
+            request: a request with all vectors.
+            digests: the digests of the rows of its arrays of vectors, by name.
+        """
+        cached = self._common.union(*self._cached.get(request.client, {}).values())
+        arrays, sent = dict(request.arrays), set()
+        for name, rows in digests.items():
+            new, known = [], []  # indices of new rows; a digest or _NEW for every row
+            for index, row_digest in enumerate(rows):
+                if row_digest in cached or row_digest in sent:
+                    known.append(row_digest)
+                else:
+                    known.append(_NEW)
+                    new.append(index)
+                    sent.add(row_digest)
+            if len(new) < len(rows):
+                known_bytes = np.frombuffer(b"".join(known), np.uint8)
+                arrays[KNOWN + name] = known_bytes.reshape(len(rows), DIGEST_BYTES)
+                arrays[name] = _as_rows(name, arrays[name])[new]
+        return replace(request, arrays=arrays)
+
+    def record(self, client: str, digests: Mapping[str, Sequence[bytes]]) -> None:
+        """Record that a client has answered a request with these vectors."""
+        cached = self._cached.setdefault(client, {})
+        for name, rows in digests.items():
+            cached[name] = frozenset(rows)
+
+
+class VectorCache:
+    """A client's cache: vectors that it can compute, and those received last.
+
+    Args:
+        common: computes the vectors that all clients can compute; called once, when the
+            first request with a digest arrives.
+    """
+
+    def __init__(self, common: Callable[[], Iterable[np.ndarray]] = tuple) -> None:
+        self._compute_common, self._common = common, None
+        # By name of the array, and by digest.
+        self._received: dict[str, dict[bytes, np.ndarray]] = {}
+
+    def fill_in(self, request: Request) -> Request:
+        """Replace the digests of a request by the vectors, and cache its vectors.
+
+        Raises:
+            CacheMiss: the cache lacks a vector.
+            Refused: the request is not well formed.
+        """
+        arrays, known = {}, {}
+        for name, array in request.arrays.items():
+            if name.startswith(KNOWN):
+                known[name.removeprefix(KNOWN)] = array
+            else:
+                arrays[name] = array
+        names = [name for name in arrays if name == INITIAL or name.startswith(STREAM)]
+        fits = set(known) <= set(names) and all(map(_is_digests, known.values()))
+        refuse_unless(
+            fits,
+            Refusal.MALFORMED,
+            "the digests of a request do not fit its vectors",
+        )
+        refuse_unless(
+            all(arrays[name].ndim for name in names),
+            Refusal.MALFORMED,
+            "a request holds a number where vectors belong",
+        )
+        # There can be any number of vectors of length 0 in no bytes.
+        refuse_unless(
+            all(arrays[name].size or not len(arrays[name]) for name in names),
+            Refusal.MALFORMED,
+            "a request holds vectors of length 0",
+        )
+        # The digests of one array may refer to rows of another one.
+        new: dict[bytes, np.ndarray] = {}
+        for name in names:
+            rows = arrays[name] if name in known else _as_rows(name, arrays[name])
+            new |= {vector_digest(row): row for row in rows}
+        filled = {}
+        for name in names:
+            if name in known:
+                filled[name] = self._fill_in_rows(arrays[name], known[name], new)
+            else:
+                filled[name] = _as_rows(name, arrays[name])
+        # Update the cache last: digests refer to its content before this request.
+        for name, rows in filled.items():
+            self._received[name] = {vector_digest(row): row for row in rows}
+            arrays[name] = rows[0] if name == INITIAL else rows
+        return replace(request, arrays=arrays)
+
+    def _fill_in_rows(
+        self,
+        new: np.ndarray,
+        digests: np.ndarray,
+        in_request: Mapping[bytes, np.ndarray],
+    ) -> np.ndarray:
+        """All rows of an array.
+
+        Args:
+            new: [m, ...] the rows that the request holds.
+            digests: [n, 16] for each row its digest, or `_NEW` for the next of `new`.
+            in_request: all rows that the request holds, by digest.
+        """
+        remaining, rows = iter(new), []
+        for row_digest in map(bytes, digests):
+            if row_digest != _NEW:
+                rows.append(self._look_up(row_digest, in_request))
+                continue
+            row = next(remaining, None)
+            refuse_unless(
+                row is not None,
+                Refusal.MALFORMED,
+                "a request names more new vectors than it holds",
+            )
+            rows.append(row)
+        refuse_unless(
+            next(remaining, None) is None,
+            Refusal.MALFORMED,
+            "a request holds more new vectors than it names",
+        )
+        check_size(sum(row.nbytes for row in rows))
+        return np.stack(rows)
+
+    def _look_up(
+        self, row_digest: bytes, in_request: Mapping[bytes, np.ndarray]
+    ) -> np.ndarray:
+        if self._common is None:
+            self._common = {vector_digest(row): row for row in self._compute_common()}
+        for rows in (in_request, self._common, *self._received.values()):
+            if row_digest in rows:
+                return rows[row_digest]
+        raise CacheMiss("it does not hold a vector that the request names")
+
+
+def _as_rows(name: str, array: np.ndarray) -> np.ndarray:
+    return array[None] if name == INITIAL else array
+
+
+def _is_digests(array: np.ndarray) -> bool:
+    return (
+        array.dtype == np.uint8
+        and array.ndim == 2
+        and array.shape[0] > 0
+        and array.shape[1] == DIGEST_BYTES
+    )

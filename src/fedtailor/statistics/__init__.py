@@ -1,0 +1,1 @@
+"""Arrays to intervals, tests, diagnoses and models that are not vectors."""

@@ -1,0 +1,188 @@
+"""`BoostingRows`: one client's part of boosting, which answers requests by arrays that
+are added up over clients.
+
+Nothing but the sum over clients is used of any answer, so that secure sums apply: the
+server asks, each client adds its answer behind masks. In a simulation the answers are
+added in one process.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from jaxtyping import Float
+from numpy.typing import NDArray
+from scipy.special import log_expit, log_softmax, softmax
+
+from fedtailor.statistics.boosting.bins import bin_numbers
+from fedtailor.statistics.boosting.tree import Histogram, Tree
+
+_NOTHING = np.zeros(0)
+
+
+@dataclass(frozen=True)
+class BoostingRequest:
+    """What the server asks of all clients.
+
+    Attributes:
+        kind: what to do:
+
+            start      how many rows there are, and their targets' sum or class counts
+            counts     how many rows are at most each of `arrays["candidates"]`
+            bins       take these thresholds; answers nothing
+            baseline   predict this constant; answers nothing
+            gradients  begin a tree for the output `output`; the histogram of all rows
+            split      move the rows of a node to its children; the histogram of one
+            tree       add a finished tree's values to the predictions; answers nothing
+            loss       the loss of the validation rows, and their number
+        output: the output (class) that a tree is for.
+        node, input, bin, left: the split of a node: rows whose bin is at most `bin` move
+            to the child `left`, others to `left` + 1.
+        asks_left: whether the histogram of the left child is asked for.
+        arrays: what else is sent.
+    """
+
+    kind: Literal[
+        "start", "counts", "bins", "baseline", "gradients", "split", "tree", "loss"
+    ]
+    output: int = 0
+    node: int = 0
+    input: int = 0
+    bin: int = 0
+    left: int = 0
+    asks_left: bool = True
+    arrays: dict[str, Any] = field(default_factory=dict)
+
+
+class BoostingRows:
+    """The rows of one client, with their bins, predictions, and places in a tree."""
+
+    def __init__(
+        self,
+        x: Float[NDArray, "n inputs"],
+        y: NDArray[Any],
+        classes: int | None,
+        val_x: Float[NDArray, "m inputs"] | None = None,
+        val_y: NDArray[Any] | None = None,
+    ) -> None:
+        """
+        Args:
+            x: inputs of the training rows.
+            y: their classes or targets [n].
+            classes: the number of classes; None for numbers.
+            val_x, val_y: validation rows, by which numbers of trees are chosen.
+        """
+        self.x, self.y = np.asarray(x, np.float64), np.asarray(y).reshape(-1)
+        self.val_x = self.x[:0] if val_x is None else np.asarray(val_x, np.float64)
+        self.val_y = self.y[:0] if val_y is None else np.asarray(val_y).reshape(-1)
+        self.classes = classes
+        # Two classes have one output, the logit of the second.
+        self.outputs = classes if classes is not None and classes > 2 else 1
+
+    def answer(self, request: BoostingRequest) -> NDArray[np.float64]:
+        """This client's part of the sum that a request asks for."""
+        return getattr(self, f"_{request.kind}")(request)
+
+    # before the first tree
+
+    def _start(self, request: BoostingRequest) -> NDArray[np.float64]:
+        if self.classes is None:
+            return np.array([len(self.y), self.y.sum()], np.float64)
+        counts = np.bincount(self.y.astype(np.int64), minlength=self.classes)
+        return np.concatenate([[len(self.y)], counts]).astype(np.float64)
+
+    def _counts(self, request: BoostingRequest) -> NDArray[np.float64]:
+        candidates = request.arrays["candidates"]  # [inputs, quantiles]
+        counts = [
+            np.searchsorted(np.sort(column), ends, side="right")
+            for column, ends in zip(self.x.T, candidates, strict=True)
+        ]
+        return np.array(counts, np.float64).reshape(candidates.shape)
+
+    def _bins(self, request: BoostingRequest) -> NDArray[np.float64]:
+        thresholds = request.arrays["thresholds"]
+        self._width = max((len(ends) for ends in thresholds), default=0) + 1
+        self._binned = bin_numbers(self.x, thresholds)
+        self._val_binned = bin_numbers(self.val_x, thresholds)
+        # A row's places in a flat histogram of all inputs.
+        offsets = np.arange(self.x.shape[1]) * self._width
+        self._codes = self._binned.astype(np.int64) + offsets
+        return _NOTHING
+
+    def _baseline(self, request: BoostingRequest) -> NDArray[np.float64]:
+        constant = request.arrays["baseline"]  # [outputs]
+        self._raw = np.tile(constant, (len(self.y), 1))
+        self._val_raw = np.tile(constant, (len(self.val_y), 1))
+        return _NOTHING
+
+    # trees
+
+    def _gradients(self, request: BoostingRequest) -> NDArray[np.float64]:
+        if request.output == 0:
+            self._slopes, self._curvatures = self._derivatives()
+        self._output = request.output
+        self._node = np.zeros(len(self.y), np.int64)
+        return self._histogram(np.arange(len(self.y)))
+
+    def _derivatives(self) -> tuple[NDArray[Any], NDArray[Any]]:
+        """First and second derivatives of the losses by the outputs, [n, outputs] each,
+        in single precision as in scikit-learn.
+        """
+        if self.classes is None:
+            slopes, curvatures = self._raw - self.y[:, None], np.ones_like(self._raw)
+        elif self.outputs == 1:
+            # Written as scikit-learn does: other forms differ in the last digit, and
+            # single precision makes that a larger one.
+            y, odds = self.y[:, None], np.exp(-np.maximum(self._raw, -37))
+            slopes = ((1 - y) - y * odds) / (1 + odds)
+            curvatures = odds / (1 + odds) ** 2
+        else:
+            p = softmax(self._raw, axis=1)
+            slopes, curvatures = p.copy(), p * (1 - p)
+            slopes[np.arange(len(self.y)), self.y] -= 1
+        return slopes.astype(np.float32), curvatures.astype(np.float32)
+
+    def _histogram(self, rows: NDArray[np.int64]) -> Histogram:
+        """Sums of gradients, curvatures and rows by input and bin."""
+        inputs = self.x.shape[1]
+        codes = self._codes[rows].ravel()
+        size = inputs * self._width
+        found = np.empty((size, 3))
+        for place, values in enumerate((self._slopes, self._curvatures)):
+            weights = np.repeat(values[rows, self._output].astype(np.float64), inputs)
+            found[:, place] = np.bincount(codes, weights, minlength=size)
+        found[:, 2] = np.bincount(codes, minlength=size)
+        return found.reshape(inputs, self._width, 3)
+
+    def _split(self, request: BoostingRequest) -> NDArray[np.float64]:
+        rows = np.flatnonzero(self._node == request.node)
+        goes_left = self._binned[rows, request.input] <= request.bin
+        self._node[rows] = np.where(goes_left, request.left, request.left + 1)
+        return self._histogram(rows[goes_left == request.asks_left])
+
+    def _tree(self, request: BoostingRequest) -> NDArray[np.float64]:
+        tree: Tree = request.arrays["tree"]
+        self._raw[:, request.output] += tree.predict_bins(self._binned)
+        self._val_raw[:, request.output] += tree.predict_bins(self._val_binned)
+        return _NOTHING
+
+    # validation
+
+    def _loss(self, request: BoostingRequest) -> NDArray[np.float64]:
+        losses = self.val_losses()
+        return np.array([losses.sum(), len(losses)])
+
+    def val_losses(self) -> NDArray[np.float64]:
+        """The loss of each validation row with the trees so far."""
+        return row_losses(self._val_raw, self.val_y, self.classes)
+
+
+def row_losses(
+    raw: Float[NDArray, "n outputs"], y: NDArray[Any], classes: int | None
+) -> NDArray[np.float64]:
+    """Squared errors, or logarithmic losses, of raw predictions."""
+    if classes is None:
+        return (raw[:, 0] - y) ** 2
+    if raw.shape[1] == 1:
+        return -log_expit(np.where(y == 1, raw[:, 0], -raw[:, 0]))
+    return -log_softmax(raw, axis=1)[np.arange(len(y)), y.astype(np.int64)]

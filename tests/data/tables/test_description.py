@@ -1,0 +1,203 @@
+"""A description says what the rows say, and hides what few rows have."""
+
+import itertools
+
+import numpy as np
+import polars as pl
+import pytest
+from scipy import stats
+
+from fedtailor.data.tables.describing import describe_table
+from fedtailor.data.tables.description import (
+    BINS,
+    QUANTILES,
+    correlations,
+    describe_columns,
+    edges_of,
+    histogram_of,
+    is_exact,
+    quantile,
+    without_few,
+)
+from fedtailor.data.tables.sums import ColumnSums
+from fedtailor.lab.report.description import bars, description_tables, sentences
+from fedtailor.statistics.diagnosis.drift import chi_squared_p, drifts
+
+KINDS = {"age": "number", "dose": "number", "ward": "category", "ill": "boolean"}
+
+
+def columns(rows=400, seed=0):
+    rng = np.random.default_rng(seed)
+    age = rng.normal(60, 10, rows)
+    return {
+        "age": pl.Series(age),
+        "dose": pl.Series(age / 10 + rng.normal(0, 1, rows)),
+        "ward": pl.Series(rng.choice(["surgery", "medicine"], rows)),
+        "ill": pl.Series(rng.random(rows) < 0.3).cast(pl.Float64),
+    }
+
+
+def owners(rows=400, clients=4):
+    return {
+        f"c{i}": np.arange(i * rows // clients, (i + 1) * rows // clients)
+        for i in range(clients)
+    }
+
+
+def test_sums_over_clients_are_those_of_all_rows():
+    data = columns()
+    description = describe_columns(data, KINDS, owners())
+    total = description.total("age")
+    assert total.mean == pytest.approx(float(data["age"].mean()), rel=1e-12)
+    assert total.deviation == pytest.approx(float(data["age"].std(ddof=0)), rel=1e-12)
+    assert description.histogram("age").sum() == 400
+    (strongest, *_) = correlations(description)
+    assert {strongest.first, strongest.second} == {"age", "dose"}
+    expected = np.corrcoef(data["age"], data["dose"])[0, 1]
+    assert strongest.r == pytest.approx(expected, abs=1e-6)
+    assert strongest.low < expected < strongest.high
+
+
+def test_quantiles_lie_within_a_bin_of_the_true_ones():
+    data = columns(4000)
+    description = describe_columns(data, KINDS, owners(4000))
+    edges, counts = description.edges["age"], description.histogram("age")
+    for level in (0.05, 0.25, 0.5, 0.75, 0.95):
+        value, sign = quantile(edges, counts, level)
+        true = float(data["age"].quantile(level, "linear"))
+        assert sign == "" and abs(value - true) < edges[1] - edges[0]
+    assert quantile(edges, counts, 0.001)[1] == "<"
+    assert quantile(edges, counts, 0.999)[1] == ">"
+
+
+def test_no_bin_of_few_rows_is_shown_and_no_row_is_lost():
+    rng = np.random.default_rng(1)
+    for counts in itertools.chain(
+        ([0, 3, 0, 2, 9], [4, 1], [1, 1, 1, 1, 1], [9, 0, 0, 4], [6, 4, 0, 4, 6]),
+        rng.integers(0, 7, (200, 8)).tolist(),
+    ):
+        shown = without_few(np.array(counts), 5)
+        assert shown.sum() == sum(counts)
+        assert sum(counts) < 5 or not ((shown > 0) & (shown < 5)).any()
+        for edge in range(len(counts) - 1):
+            if is_exact(shown, edge, 5):
+                assert shown[: edge + 1].sum() == sum(counts[: edge + 1])
+    np.testing.assert_array_equal(without_few(np.array([3, 1, 2]), 1), [3, 1, 2])
+
+
+def test_a_cell_that_is_alone_is_not_to_be_seen():
+    """A client with one outlier, or one missing cell, shows the same without it."""
+    values = pl.Series([1.0] * 40 + [2.0] * 40 + [1e6])
+    edges = edges_of(ColumnSums.of(values[:80], "number"), "number")
+    assert len(edges) == BINS - 1
+    shown = histogram_of(values, "number", edges)
+    assert shown[-1] == 0 and sum(shown) == 81
+    missing = pl.Series([1.0] * 40 + [2.0] * 40 + [None])
+    assert sum(histogram_of(missing, "number", edges)) == 81
+    assert edges_of(ColumnSums(missing=5), "number") is None
+
+
+def test_drift_is_found_where_it_is_and_only_there():
+    data = columns(2000)
+    shifted = data["age"].to_numpy().copy()
+    shifted[:500] += 8
+    lacking = [
+        None if row >= 1500 and row % 3 == 0 else v for row, v in enumerate(data["ill"])
+    ]
+    data |= {"age": pl.Series(shifted), "ill": pl.Series(lacking, dtype=pl.Float64)}
+    description = describe_columns(data, KINDS, owners(2000))
+    found = {
+        (entry.column, entry.client) for entry in drifts(description) if entry.differs
+    }
+    assert {("age", "c0"), ("ill", "c3")} <= found
+    assert not {column for column, _ in found} & {"ward"}
+    largest = drifts(description)[0]
+    assert largest.moved > largest.by_chance
+    assert any("age (c0" in line for line in sentences(description))
+    assert "drift" in description_tables(description)
+
+
+def test_clients_from_one_place_differ_in_five_of_a_hundred_descriptions():
+    differ = sum(
+        any(
+            entry.differs
+            for entry in drifts(describe_columns(columns(400, seed), KINDS, owners()))
+        )
+        for seed in range(60)
+    )
+    assert differ <= stats.binom.ppf(0.999, 60, 0.05)
+
+
+def test_the_test_of_two_tables_is_scipys():
+    table = np.array([[30, 50, 20], [40, 30, 45]])
+    expected = stats.chi2_contingency(table, correction=False).pvalue
+    assert chi_squared_p(table) == pytest.approx(expected, rel=1e-12)
+    assert chi_squared_p(np.array([[3, 0], [2, 0]])) == 1.0
+    # cells of few rows are put together
+    table = np.array([[60, 1, 3, 1], [75, 2, 0, 9]])
+    together = np.array([[60, 5], [75, 11]])
+    expected = stats.chi2_contingency(together, correction=False).pvalue
+    assert chi_squared_p(table) == pytest.approx(expected, rel=1e-12)
+
+
+def test_one_client_has_nothing_to_differ_from(tmp_path):
+    pl.DataFrame(columns()).with_columns(note=pl.lit("x")).write_csv(tmp_path / "t.csv")
+    description, _ = describe_table(tmp_path / "t.csv")
+    assert description.clients == ("all rows",) and "drift" not in description_tables(
+        description
+    )
+    with pytest.raises(ValueError, match="one client only"):
+        drifts(description)
+    with pytest.raises(ValueError, match="nowhere"):
+        describe_table(tmp_path / "t.csv", client="nowhere")
+
+
+def own_table():
+    """A table without a missing cell; of two hospitals with four rows each."""
+    rng, rows = np.random.default_rng(5), 208
+    site = np.array(["a"] * 100 + ["b"] * 100 + ["c"] * 4 + ["d"] * 4)
+    died = (rng.random(rows) < 0.3).astype(int)
+    died[:100] = np.arange(100) < 3  # few rows of hospital a
+    kind = rng.choice(["common", "rare"], rows, p=[0.97, 0.03])
+    age = rng.normal(60, 10, rows)
+    return pl.DataFrame({"site": site, "died": died, "kind": kind, "age": age})
+
+
+def test_nothing_is_hidden_of_ones_own_table():
+    frame = own_table()
+    description, _ = describe_table(frame, client="site")
+    shown = description_tables(description)
+    rows = {row[0]: row for row in shown["columns"].rows}
+    assert all(row[3].mean == 0 for row in rows.values())
+    assert all(row[2].mean == 0 for row in shown["clients"].rows)
+    total = description.total("died")
+    assert total.mean == pytest.approx(frame["died"].mean(), rel=1e-12)
+    rare = int((frame["kind"] == "rare").sum())
+    assert description.total("kind").categories["rare"] == rare
+    numbers = {row[0]: row for row in shown["numbers"].rows}
+    assert [cell.mean for cell in numbers["age"][4:]] == pytest.approx(
+        [frame["age"].quantile(level, "linear") for level in QUANTILES]
+    )
+    expected = np.corrcoef(frame["age"], frame["died"])[0, 1]
+    assert correlations(description)[0].r == pytest.approx(expected, abs=1e-6)
+    assert not any(
+        "hidden" in line or "fewer" in line for line in sentences(description)
+    )
+
+
+def test_zeros_and_ones_have_a_share_and_no_quantiles():
+    frame = own_table()
+    frame = frame.with_columns(
+        low=frame["died"].cast(pl.String), half=frame["died"] / 1
+    )
+    description, _ = describe_table(frame, client="site")
+    shown = description_tables(description)
+    assert [row[0] for row in shown["numbers"].rows] == ["age"]
+    shares = {row[0]: row[1] for row in shown["categories"].rows}
+    percent = f"{100 * frame['died'].mean():.1f} %"
+    for name in ("died", "low", "half"):
+        assert f"yes {percent}" in shares[name]
+
+
+def test_bars():
+    assert bars([0, 1, 8]) == " ▁█" and bars([0, 0]) == ""

@@ -1,0 +1,181 @@
+"""No count of fewer rows than `MIN_ROWS` is in the sums of a column, nor a difference
+from which it follows.
+"""
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedtailor.data.tables.encoding import MIN_ROWS, ColumnEncoding
+from fedtailor.data.tables.hiding import counts_of, shown
+from fedtailor.data.tables.sums import ColumnSums, InputSums
+
+
+def none_but(rows, *values):
+    """A column of missing cells, but for some values at its beginning."""
+    return pl.Series([*values, *[None] * (rows - len(values))], dtype=pl.Float64)
+
+
+@pytest.mark.parametrize("kind", ["number", "boolean", "date"])
+@pytest.mark.parametrize("few", range(MIN_ROWS))
+def test_a_column_with_few_values_is_one_without_values(kind, few):
+    """VA's `ca` has one value or two: mean and squares would tell them."""
+    told = ColumnSums.of(none_but(60, *[0.0, 1.0, 1.0, 0.0][:few]), kind)
+    assert told == ColumnSums(count=0, missing=60)
+
+
+@pytest.mark.parametrize("few", range(1, MIN_ROWS))
+def test_few_missing_cells_are_filled_by_cells_near_the_mean(few):
+    """The mean itself would have the number of the other cells in its digits."""
+    values = np.arange(20.0)
+    told = ColumnSums.of(pl.Series([*values, *[None] * few]), "number")
+    filled = [*values, *[9.0, 10.0, 8.0, 11.0][:few]]
+    assert told.count == 20 + few and told.missing == 0
+    assert told == ColumnSums.of(pl.Series(filled), "number")
+
+
+@pytest.mark.parametrize("few", range(1, MIN_ROWS))
+def test_few_rows_with_another_value_are_counted_to_the_others(few):
+    """Their number and their value would follow from mean and squares."""
+    for kind, other in (("number", 731.5), ("boolean", 1.0)):
+        told = ColumnSums.of(pl.Series([0.0] * 30 + [other] * few), kind)
+        assert told == ColumnSums(count=30 + few)
+    many = ColumnSums.of(pl.Series([0.0] * 30 + [1.0] * MIN_ROWS), "boolean")
+    assert many.mean * many.count == pytest.approx(MIN_ROWS)
+
+
+def test_yes_and_no_of_few_rows_each_are_not_told():
+    both = pl.Series([1.0] * 4 + [0.0] * 3)
+    assert ColumnSums.of(both, "boolean") == ColumnSums(missing=7)
+
+
+@pytest.mark.parametrize("agreed", [None, ("low", "high", "Ms Jones")])
+def test_few_rows_of_a_category_are_counted_to_the_most_frequent(agreed):
+    cells = ["low"] * 20 + ["high"] * 9 + ["Ms Jones"] * 1 + [None] * 2
+    told = ColumnSums.of(pl.Series(cells), "category", agreed)
+    listed = {} if agreed is None else {"Ms Jones": 0}
+    assert told == ColumnSums(count=32, categories={"low": 23, "high": 9, **listed})
+    # Where all categories are rare, they are so together.
+    names = pl.Series([f"{number}" for number in range(12)])
+    told = ColumnSums.of(names, "category", agreed)
+    assert told.rare == told.count == 12 and not any(told.categories.values())
+
+
+CELLS = {
+    "number": st.one_of(st.none(), st.sampled_from([0.0, 1.0, 2.5])),
+    "boolean": st.one_of(st.none(), st.sampled_from([0.0, 1.0])),
+    "category": st.one_of(st.none(), st.sampled_from(["a", "b", "c", "d"])),
+}
+
+
+@given(st.data(), st.sampled_from(sorted(CELLS)), st.booleans())
+def test_every_count_is_zero_or_large_enough(data, kind, lists):
+    cells = data.draw(st.lists(CELLS[kind], min_size=1, max_size=40))
+    dtype = pl.String if kind == "category" else pl.Float64
+    agreed = ("a", "b", "z") if lists and kind == "category" else None
+    told = ColumnSums.of(pl.Series(cells, dtype=dtype), kind, agreed)
+    counts = [told.count, told.missing, told.rare, *told.categories.values()]
+    if kind == "boolean":
+        ones = told.mean * told.count
+        assert ones == pytest.approx(round(ones), abs=1e-9)
+        counts += [round(ones), told.count - round(ones)]
+    assert told.count + told.missing == len(cells)  # nothing follows by subtraction
+    assert all(
+        number == 0 or number >= MIN_ROWS or number == len(cells) for number in counts
+    )
+    if kind == "category":
+        assert told.count == told.rare + sum(told.categories.values())
+
+
+@given(st.data(), st.sampled_from(["number", "boolean", "category"]))
+def test_what_is_shown_has_no_small_group_and_is_shown_as_it_is(data, kind):
+    """So no answer tells a table from the one that is shown."""
+    cells = data.draw(st.lists(CELLS[kind], min_size=1, max_size=40))
+    dtype = pl.String if kind == "category" else pl.Float64
+    values = pl.Series(cells, dtype=dtype)
+    found = shown(values, kind)
+    assert found.equals(shown(found, kind)) and len(found) == len(values)
+    missing = found.null_count()
+    assert missing in (0, len(values)) or MIN_ROWS <= missing <= len(values) - MIN_ROWS
+    _, rows = counts_of(found)
+    few = rows[rows < MIN_ROWS]
+    if kind == "number":  # many numbers may be those of a row each, or none
+        assert few.sum() == 0 or few.sum() >= MIN_ROWS
+    elif len(values) >= MIN_ROWS:
+        assert not len(few)
+    assert shown(values, kind, 1).equals(values)
+
+
+def test_numbers_of_few_rows_become_the_nearest_of_many():
+    cells = pl.Series([0.0] * 9 + [1.0] * 6 + [0.2, 0.9, 49.634])
+    assert shown(cells, "number").to_list() == [0.0] * 9 + [1.0] * 6 + [0.0, 1.0, 1.0]
+    # and where gaps are filled, with their neighbours
+    few = pl.Series([0.0] * 3 + [49.634, None, None])
+    assert shown(few, "number").null_count() == 6
+    few = pl.Series([0.0] * 4 + [49.634, None, None])
+    assert shown(few, "number").to_list() == [0.0] * 7
+
+
+def encoded(cells, kind="number", **settings):
+    """Cells of a column, and an encoding of them."""
+    return pl.Series(cells), ColumnEncoding("x", kind, 0.0, False, **settings)
+
+
+def products(*columns):
+    """The products of columns with each other."""
+    cells, encodings = zip(*columns, strict=True)
+    return InputSums.of(cells, encodings).matrix()
+
+
+def test_inputs_that_meet_in_few_rows_are_in_no_product():
+    """Their product would count these rows."""
+    yes, no = [1.0] * 12, [0.0] * 28
+    one = encoded([*yes, *no], "boolean")
+    for both, is_sent in ((0, True), (3, False), (5, True), (8, False), (12, True)):
+        other = encoded([*no[: 12 - both], *yes, *no[: 16 + both]], "boolean")
+        matrix = products(one, other)
+        assert (matrix[0, 1] != 0) == is_sent and matrix[0, 0] and matrix[1, 1]
+
+
+def test_a_number_that_varies_in_few_rows_of_a_group_is_in_no_product():
+    """A column that is mostly 0 would give its values in the group's rows."""
+    rng = np.random.default_rng(0)
+    ill = encoded([1.0] * 15 + [0.0] * 45, "boolean")
+    for both, is_sent in ((0, True), (1, False), (4, False), (6, True)):
+        lab = np.zeros(60)
+        lab[15 - both : 27 - both] = rng.uniform(10, 60, 12)
+        assert (products(ill, encoded(lab))[0, 1] != 0) == is_sent
+
+
+def test_a_combination_of_columns_that_is_one_row_is_in_no_product():
+    rng = np.random.default_rng(0)
+    age, cost = rng.normal(size=(2, 50))
+    nearly = age.copy()
+    nearly[7] += 1
+    matrix = products(encoded(age), encoded(nearly), encoded(cost))
+    assert not (matrix - np.diag(np.diag(matrix))).any(axis=0).all()
+    far = products(encoded(age), encoded(age + rng.normal(size=50)), encoded(cost))
+    assert far.all()
+
+
+def test_products_of_few_rows_are_refused():
+    with pytest.raises(ValueError, match="or fewer than 5: sums of products would"):
+        products(encoded([1.0, 2.0, 4.0, 3.0]))
+
+
+def test_products_follow_from_what_is_shown():
+    """Gaps are filled by all clients' mean: which rows have them is told by no product."""
+    rng = np.random.default_rng(1)
+    age, cost = rng.normal(size=(2, 60))
+    gaps = pl.Series([*age[:-8], *[None] * 8])
+    matrices = []
+    for mean in (0.0, 1000.0):
+        column = ColumnEncoding("age", "number", mean, True, mean, 1.0)
+        told = InputSums.of([gaps, pl.Series(cost)], [column, encoded(cost)[1]])
+        matrices.append(told.matrix())
+    # the inputs are 0 where a cell is missing; the other mean adds a multiple of that
+    back = np.eye(3)
+    back[1, 0] = -1000.0
+    np.testing.assert_allclose(back.T @ matrices[1] @ back, matrices[0], atol=1e-4)

@@ -1,0 +1,111 @@
+"""The digits scenarios: groups are found, orderings hold, every method learns on
+them.
+"""
+
+import numpy as np
+import pytest
+
+from conformance.examples import without_adapters
+from conformance.normal import Normal
+from fedtailor.algorithms import UCFL
+from fedtailor.algorithms.helpers.warm_up import WarmUp
+from fedtailor.engine.runs import run, simulate
+from fedtailor.lab.scenarios import digits, find
+from fedtailor.protocol import Algorithm
+
+CHANCE = 0.1
+
+
+@pytest.mark.parametrize("name", [scenario.name for scenario in digits.SCENARIOS])
+def test_federations_are_as_described(name):
+    federation = find(name).build(0)
+    assert len(federation) == 20
+    assert federation.train.sizes.sum() + federation.test.sizes.sum() == 1797
+    if federation.groups is None:
+        assert name in ("digits-label-shift", "digits-liars")
+    else:
+        np.testing.assert_array_equal(np.bincount(federation.groups), [5, 5, 5, 5])
+        assert set(federation.train.sizes) <= {70, 71, 72, 73, 74}
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("name", ["digits-rotated", "digits-permuted"])
+def test_auto_finds_the_four_groups(name, seed):
+    scenario = find(name)
+    algorithm, federation = scenario.algorithm("ucfl"), scenario.build(seed)
+    assert isinstance(algorithm, UCFL) and algorithm.streams == "auto"
+    model = scenario.model.bind(federation.input_shape, 10)
+    training = simulate(algorithm, federation, model, seed=seed)
+    # The server decides after a few rounds of FedAvg.
+    while isinstance(training.server, WarmUp):
+        training.advance()
+    stream = training.server.stream
+    groups = federation.groups[np.argsort(federation.ids)]
+    assert len(set(zip(stream, groups, strict=True))) == 4 == stream.max() + 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["digits-rotated", "digits-permuted"])
+def test_orderings_over_three_seeds(name):
+    """Means over seeds 0-2 after half the rounds: Oracle > UCFL > FedAvg for rotated
+    digits. Under permuted labels UCFL finds the groups and is the Oracle to a point, and
+    Local > FedAvg.
+    """
+    scenario = find(name)
+    rounds = scenario.rounds // 2
+
+    def mean(method):
+        runs = [
+            run(
+                scenario.algorithm(method),
+                scenario.build(seed),
+                scenario.model,
+                rounds,
+                seed=seed,
+                evaluate_every=rounds,
+            )
+            for seed in range(3)
+        ]
+        return np.mean([result.summary().mean for result in runs])
+
+    local, fedavg, ucfl, oracle = (
+        mean(method) for method in ("local", "fedavg", "ucfl", "oracle")
+    )
+    if name == "digits-permuted":
+        assert abs(oracle - ucfl) < 0.01
+        assert min(oracle, ucfl) > local > fedavg
+    else:
+        assert oracle > ucfl > fedavg
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(Algorithm.registry))
+def test_every_method_learns_the_rotated_digits(name):
+    """In twelve rounds: CFL splits from the eleventh on."""
+    scenario = find("digits-rotated")
+    if name == "fedmd":
+        scenario = scenario.sized(public=0.1)
+    result = run(
+        without_adapters(scenario.algorithm(name)),
+        scenario.build(0),
+        scenario.model,
+        12,
+        evaluate_every=12,
+    )
+    assert result.summary().mean > 5 * CHANCE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["fedbn", "moon", "fedrod", "feddbe"])
+def test_methods_that_look_at_parts_learn_with_batch_normalisation(name):
+    """FedBN on a model without normalisation layers, as above, is FedAvg."""
+    scenario = find("digits-rotated")
+    federation, model = scenario.build(0), Normal(32)
+    result = run(scenario.algorithm(name), federation, model, 12, evaluate_every=12)
+    assert result.summary().mean > 5 * CHANCE
+    if name == "fedbn":
+        norm = model.bind(federation.input_shape, 10).part("norm")
+        found = np.stack(
+            [norm.take(one.theta) for one in result.personal_models().values()]
+        )
+        assert len(np.unique(found, axis=0)) == len(found)

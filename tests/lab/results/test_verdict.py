@@ -1,0 +1,282 @@
+"""The end of a comparison: what each client should use, from runs written by hand."""
+
+import dataclasses
+import json
+import math
+
+import pytest
+
+from fedtailor.engine.storage.digests import with_digest
+from fedtailor.lab.report.comparison import (
+    client_spread_table,
+    tables,
+    trained_baselines_table,
+)
+from fedtailor.lab.report.document import as_dict
+from fedtailor.lab.report.page.contents import verdict_sections
+from fedtailor.lab.results import tested
+from fedtailor.lab.results.decision import decide
+from fedtailor.lab.results.experiment import COMPARISON_INDEX, StoredExperiment
+from fedtailor.lab.results.units import unit_of
+from fedtailor.lab.results.words import SENTENCES, USES, sentence_of, use_of
+from fedtailor.statistics.decision.intervals import Interval
+from lab.report.results import NAME
+from lab.results.test_decision import SEEDS, build, make_run
+
+BASELINES = {
+    # name: (whether it needs pooled data, whether it is linear)
+    "trees-alone": (False, False),
+    "trees-pooled": (True, False),
+}
+
+
+def with_baselines(results, likes, arguments=None):
+    """An experiment with baselines that do as well as a method of the tests of
+    decisions does.
+
+    Args:
+        results: the result directory.
+        likes: name of a baseline -> that method.
+        arguments: of the scenario.
+    """
+    build(results)
+    path = results / NAME / COMPARISON_INDEX
+    content = json.loads(path.read_text())
+    content["baselines"] = []
+    for name, like in likes.items():
+        pooled, linear = BASELINES[name]
+        for seed in SEEDS:
+            run = f"runs/{name}-{seed}"
+            make_run(results / run, like, seed)
+            content["baselines"].append(
+                {
+                    "scenario": "shift",
+                    "name": name,
+                    "title": f"{name} title",
+                    "needs_pooled_data": pooled,
+                    "is_linear": linear,
+                    "seed": seed,
+                    "run": run,
+                }
+            )
+    if arguments is not None:
+        content["scenarios"]["shift"] |= {"use": "table", "arguments": arguments}
+    path.write_text(json.dumps(with_digest(content)))
+    return StoredExperiment.read(results, NAME)
+
+
+def test_all_baselines_are_listed_beside_the_methods(tmp_path):
+    """This one does as well as a method does."""
+    likes = {"trees-alone": "local", "trees-pooled": "local"}
+    experiment = with_baselines(tmp_path, likes)
+    table = trained_baselines_table(experiment, "shift")
+    spread = client_spread_table(experiment, "shift")
+    (own,) = [row for row in spread.rows if row[0] == "LOCAL"]
+    alone, pooled = table.rows
+    assert (alone[0], alone[-1]) == ("trees-alone title", "-")
+    assert (pooled[0], pooled[-1]) == ("trees-pooled title", "all rows")
+    assert [cell.text for cell in alone[1:-1]] == [cell.text for cell in own[1:5]]
+    assert "shift-baselines" in tables(experiment)
+
+
+def test_every_client_has_a_line_with_all_figures(tmp_path):
+    experiment = with_baselines(tmp_path, {"trees-alone": "local"})
+    verdict = decide(experiment, "shift").verdict
+    assert verdict.recommendation.method in ("LOCAL", "SHARED", "OTHER")
+    assert {entry.client for entry in verdict.clients} == {"gains", "loses", "same"}
+    for entry in verdict.clients:
+        assert entry.low < entry.value < entry.high
+        assert entry.test_rows == 60
+        assert entry.baseline == "trees-alone title"
+        gain, low, high = entry.over_baseline
+        assert low <= gain <= high
+        if entry.method == "LOCAL":
+            assert entry.gain is None and abs(gain) < 1e-9
+    assert len(verdict.table().rows) == 3
+    (short,) = verdict.table(most=1).rows
+    worst = min(verdict.clients, key=lambda entry: entry.value)
+    assert short[0] == worst.client
+    assert "The 1 of 3 clients with the worst expected" in verdict.table(1).title
+
+
+def test_the_table_says_of_every_gain_how_sure_it_is(tmp_path):
+    experiment = with_baselines(tmp_path, {"trees-alone": "other"})
+    verdict = decide(experiment, "shift").verdict
+    table = verdict.table()
+    words = set()
+    for entry, row, below in zip(verdict.clients, table.rows, table.below, strict=True):
+        gain, low, high = (100 * value for value in entry.over_baseline)
+        word = "better" if low > 0 else "worse" if high < 0 else "unclear"
+        words.add(word)
+        assert row[-1].text == f"{gain:+.1f} {word}"
+        assert below[-1] == f"{low:+.1f} to {high:+.1f}"
+        assert below[:2] == [f"{entry.test_rows} tested", entry.method]
+        assert below[2] == f"{100 * entry.low:.1f} to {100 * entry.high:.1f}"
+    assert len(words) > 1
+    told = f"{verdict.clients[0].client} ({below[0]})"
+    assert any(line.startswith(f"| {told} |") for line in table.markdown().split("\n"))
+
+
+def test_an_area_of_one_class_is_not_called_a_lack_of_rows(tmp_path):
+    verdict = decide(build(tmp_path), "shift").verdict
+    without = dataclasses.replace(verdict.clients[0], value=math.nan, low=math.nan)
+    none = dataclasses.replace(without, test_rows=0)
+    rows = dataclasses.replace(verdict, clients=[without, none]).table().rows
+    assert [row[2].text for row in rows] == ["not defined", "no test rows"]
+
+
+def test_the_first_line_names_target_unit_and_splits(tmp_path):
+    arguments = {
+        "path": "a/ill.csv",
+        "client": "site",
+        "target": "age",
+        "positive": [">60"],
+        "folds": 5,
+    }
+    experiment = with_baselines(tmp_path, {"trees-alone": "other"}, arguments)
+    verdict = decide(experiment, "shift").verdict
+    assert verdict.subject == (
+        "ill.csv: predicting age (>60) for 3 clients (site), judged by accuracy (higher"
+        " is better; 25.0 for always answering the most frequent class) on rows that no"
+        f" training saw ({len(SEEDS)} of 5 folds)"
+    )
+    assert verdict.table().columns[0] == "site"
+
+
+def test_the_best_baseline_is_named_once(tmp_path):
+    experiment = with_baselines(tmp_path, {"trees-alone": "other"})
+    verdict = decide(experiment, "shift").verdict
+    assert verdict.methods[-1] == (
+        "Best baseline, of those that need no pooled rows, by validation data:"
+        " trees-alone title."
+    )
+
+
+def test_clients_that_are_worse_off_are_counted_beside_the_mean(tmp_path):
+    """In the tests of decisions SHARED is better for one client and worse for one."""
+    verdict = decide(build(tmp_path), "shift").verdict
+    assert {entry.method for entry in verdict.clients} == {"LOCAL"}
+    hurt = verdict.hurt
+    assert hurt.base == "LOCAL" and hurt.clients == 3
+    assert (hurt.worse, hurt.shown) == (1, 1)
+    said = (
+        f"By these figures 1 of 3 clients would do better alone than by {hurt.method}"
+    )
+    assert verdict.footnotes[0].startswith(said)
+    assert verdict.as_dict()["hurt"]["worse"] == 1
+
+
+def test_a_baseline_that_could_not_be_trained_is_told(tmp_path):
+    with_baselines(tmp_path, {"trees-alone": "local"})
+    path = tmp_path / NAME / COMPARISON_INDEX
+    content = json.loads(path.read_text())
+    content["skipped"] = [
+        {
+            "scenario": "shift",
+            "algorithm": title,
+            "seed": None,
+            "parameters": {},
+            "why": "trees take too long",
+            "runs": 0,
+        }
+        for title in ("trees, alone", "trees, pooled")
+    ]
+    path.write_text(json.dumps(with_digest(content)))
+    verdict = decide(StoredExperiment.read(tmp_path, NAME), "shift").verdict
+    assert verdict.warnings[0] == (
+        "could not be trained beside the methods: trees, alone, trees, pooled: trees take"
+        " too long"
+    )
+
+
+def test_of_methods_that_are_as_good_the_simplest_is_named_with_a_sentence(tmp_path):
+    verdict = decide(build(tmp_path), "shift").verdict
+    (use,) = (line for line in verdict.headline if line.startswith("Use "))
+    assert use == (
+        f"Use LOCAL: {SENTENCES['local']}. On validation data it is the best, and the"
+        " simplest of those that tie with it within a standard error (SHARED, OTHER)."
+    )
+    # Two seeds tell nothing of other seeds.
+    assert any("2 splits cannot tell whether" in line for line in verdict.headline)
+    assert all(entry.baseline == "" for entry in verdict.clients)
+
+
+def test_a_baseline_that_is_ahead_is_in_the_first_line(tmp_path, monkeypatch):
+    """A baseline that is right wherever any method is not."""
+    from lab.results import test_decision
+
+    best = {client: 1.0 for client in test_decision.CLIENTS_OF}
+    monkeypatch.setitem(test_decision.SHARE, "perfect", best)
+    experiment = with_baselines(tmp_path, {"trees-alone": "perfect"})
+    verdict = decide(experiment, "shift").verdict
+    assert verdict.headline[0].startswith(
+        "Ahead of every federated method, though not shown to be better: trees-alone title"
+        " (a yardstick, of which no model is made), 100.0 against 70.0 of LOCAL, +30.0"
+        " points of accuracy (95 %: "
+    )
+    assert verdict.headline[1].startswith("Of the federated methods use LOCAL: each")
+    pooled = with_baselines(tmp_path / "pooled", {"trees-pooled": "perfect"})
+    verdict = decide(pooled, "shift").verdict
+    assert "Ahead" not in verdict.headline[0], "it needs pooled data"
+    assert all(entry.baseline == "" for entry in verdict.clients)
+
+
+def test_what_would_settle_it_depends_on_the_split(tmp_path):
+    cases = {
+        "three": ({"path": "a.csv"}, "--seeds 0 1 2"),
+    }
+    for name, (arguments, advice) in cases.items():
+        experiment = with_baselines(tmp_path / name, {}, arguments)
+        verdict = decide(experiment, "shift").verdict
+        judged = [entry for entry in verdict.clients if entry.gain is not None]
+        text = " ".join(verdict.footnotes)
+        assert (advice in text) == bool(
+            [entry for entry in judged if entry.verdict == "cannot tell"]
+        )
+
+
+def test_the_page_has_the_table_before_all_else(tmp_path):
+    experiment = with_baselines(tmp_path, {"trees-alone": "local"}, {"path": "a.csv"})
+    decision = decide(experiment, "shift")
+    first, second = verdict_sections(decision.verdict, decision.warnings)
+    assert first.title == "Decision" and len(first.tables[0].rows) == 3
+    assert first.paragraphs[0].startswith("a.csv: 3 clients,") and not first.warnings
+    assert second.warnings == decision.warnings
+
+
+def test_a_gain_of_an_error_is_said_without_a_sign(tmp_path):
+    """Positive gains are better, and a lower error is: "+0.1 RMSE" would mislead."""
+    tests = tested.Tests(build(tmp_path).runs["shift"], {})
+    tests.unit = unit_of("rmse")
+    for gain, text in (
+        ((0.02, 0.01, 0.03), "RMSE lower by 0.020 (95 %: 0.010 to 0.030)"),
+        ((-0.02, -0.03, 0.01), "RMSE higher by 0.020 (95 %: -0.010 to 0.030)"),
+    ):
+        assert tests.gain_text(Interval(*gain, p=0.5)) == text
+
+
+def test_json_has_no_nan(tmp_path):
+    experiment = with_baselines(tmp_path, {"trees-alone": "local"})
+    decision = decide(experiment, "shift")
+    text = json.dumps(as_dict(experiment, {}, [decision]), allow_nan=False)
+    assert '"verdict": {"subject"' in text
+
+
+def test_infinite_intervals_are_said_in_words(tmp_path):
+    verdict = decide(build(tmp_path), "shift").verdict
+    entry = dataclasses.replace(
+        verdict.clients[0],
+        low=-math.inf,
+        high=math.inf,
+        gain=(0.1, -math.inf, math.inf),
+    )
+    changed = dataclasses.replace(verdict, clients=[entry])
+    table = changed.table()
+    assert table.below[0][2] == "one row" and table.below[0][3] == ""
+    assert str(table.rows[0][3]) == "too few rows"
+
+
+@pytest.mark.parametrize("method", [*USES, "fedprox", "scaffold", "ifca", "nobody's"])
+def test_every_method_has_words(method):
+    assert 0 < len(use_of(method)) < 25
+    assert sentence_of(method) and not sentence_of(method).endswith(".")

@@ -13,7 +13,7 @@ from fedtailor._base.choice import check_choice, require
 from fedtailor.deployment.opening import OpenedRun, open_run
 from fedtailor.engine.executors import Settings
 from fedtailor.engine.runs.run import executor_of, run_on
-from fedtailor.lab.results.decision import decide
+from fedtailor.lab.results.decision_file import decision_of
 from fedtailor.lab.results.experiment import COMPARISON_INDEX, experiments
 from fedtailor.lab.results.units import unit_of
 from fedtailor.models import Architecture, Model
@@ -158,7 +158,7 @@ def runs_at(
     experiment, scenario = found[0], next(iter(found[0].index.scenarios))
     runs = {label: seeds for label, seeds in experiment.runs[scenario].items() if seeds}
     if method is None:
-        decision = decide(experiment, scenario)
+        decision = decision_of(experiment, scenario)
         require(
             decision is not None and decision.winner is not None,
             f"{first} has no best method yet; name one with --method",

@@ -1,6 +1,5 @@
 """`finalize`: refits what a comparison chose on all rows, for use."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -19,7 +18,6 @@ from fedtailor.engine.executors import Settings
 from fedtailor.engine.runs import Run, run_on
 from fedtailor.engine.runs.run import Store, executor_of
 from fedtailor.engine.storage.calibration_file import write_calibration
-from fedtailor.engine.storage.digests import DIGEST_KEY, with_digest
 from fedtailor.engine.storage.final_models import (
     DEFAULT_FOLDER,
     RECORD,
@@ -29,7 +27,6 @@ from fedtailor.engine.storage.final_models import (
     read_final,
 )
 from fedtailor.engine.storage.frozen_file import read_frozen
-from fedtailor.engine.storage.run_files import COMPARISON_INDEX
 from fedtailor.engine.training import AfterRound, RunSpec, Training
 from fedtailor.engine.training.binding import bind
 from fedtailor.lab.baselines import (
@@ -42,7 +39,7 @@ from fedtailor.lab.baselines import (
 from fedtailor.lab.experiments.compared_runs import KEEP_CORRELATED
 from fedtailor.lab.report.comparison import slug
 from fedtailor.lab.results.coverage import calibration_of_rows, predicted_kind
-from fedtailor.lab.results.decision import decide
+from fedtailor.lab.results.decision_file import decision_of, digest_of
 from fedtailor.lab.results.experiment import StoredExperiment, experiments
 from fedtailor.lab.results.stored import StoredRun
 from fedtailor.lab.results.test_values import rows_of
@@ -103,7 +100,7 @@ def finalize(
             written. Nothing is left half-written.
     """
     experiment = _experiment(results, name)
-    scenario, verdict = _verdict(experiment)
+    scenario, verdict, metric = _verdict(experiment)
     runs, baselines = experiment.runs[scenario], _kept_baselines(experiment, scenario)
     used = _methods(verdict, {**runs, **baselines}, method, use)
     runs = {**runs, **baselines}
@@ -115,7 +112,6 @@ def finalize(
     changed = {KEEP_CORRELATED: True} if labels[0] in baselines else {}
     data = _table_of(experiment, scenario, table, keep_test, changed)
     folders = {label: _folder_name(label, labels) for label in labels}
-    metric = _metric(experiment, scenario)
     of_baselines = _expected_of(
         {it: runs[it] for it in labels if it in baselines}, metric
     )
@@ -149,7 +145,7 @@ def finalize(
                 metric=metric,
                 splits=len(experiment.index.seeds),
                 rows=int(data.sizes["train"].sum()),
-                digest_of=_digest_of_index(folder / COMPARISON_INDEX),
+                digest_of=digest_of(experiment),
                 kept=int(data.sizes["test"].sum()),
             )
             record.write(temporary)
@@ -161,27 +157,16 @@ def finalize(
     return target, record
 
 
-def is_current(experiment_folder: Path) -> bool:
-    """Whether a comparison's folder holds final models of its present runs."""
-    folder = experiment_folder / DEFAULT_FOLDER
+def is_current(experiment: StoredExperiment) -> bool:
+    """Whether the folder of a comparison holds final models of its present runs."""
+    folder = experiment.results / experiment.index.name / DEFAULT_FOLDER
     if not (folder / RECORD).is_file():
         return False
     try:
         record = read_final(folder)
     except ValueError:
         return False
-    return record.digest_of == _digest_of_index(experiment_folder / COMPARISON_INDEX)
-
-
-def _digest_of_index(path: Path) -> str:
-    """A digest of what was compared: not of how long that took, and on which machine."""
-    content = json.loads(path.read_bytes())
-    kept = {name: content[name] for name in content if name not in _OF_THE_CALL}
-    return with_digest(kept)[DIGEST_KEY]
-
-
-_OF_THE_CALL = ("seconds", "machine", DIGEST_KEY)
-"""What an index says of the call that wrote it."""
+    return record.digest_of == digest_of(experiment)
 
 
 def _experiment(results: Path, name: str | None) -> StoredExperiment:
@@ -196,8 +181,8 @@ def _experiment(results: Path, name: str | None) -> StoredExperiment:
     return found[0]
 
 
-def _verdict(experiment: StoredExperiment) -> tuple[str, Verdict]:
-    """The scenario of a comparison on a table, and its verdict."""
+def _verdict(experiment: StoredExperiment) -> tuple[str, Verdict, str]:
+    """The scenario of a comparison on a table, its verdict, and the metric of that."""
     uses = experiment.index.scenarios
     is_table = [use.use for use in uses.values()] == ["table"]
     require(
@@ -206,14 +191,14 @@ def _verdict(experiment: StoredExperiment) -> tuple[str, Verdict]:
         " fedtailor compare TABLE",
     )
     (scenario,) = uses
-    decision = decide(experiment, scenario)
+    decision = decision_of(experiment, scenario)
     if decision is None or decision.verdict is None:
         raise ValueError(
             f"{experiment.index.name} has no choice to refit: it needs finished runs"
             " with validation and test rows; give the same `fedtailor compare` again"
             f"{see('errors#no-choice-to-refit')}"
         )
-    return scenario, decision.verdict
+    return scenario, decision.verdict, decision.gain_metric
 
 
 def _methods(
@@ -420,10 +405,3 @@ def _expectation(
     if label != entry.method or entry.value != entry.value:
         return Expectation(folders[label], label)
     return Expectation(folders[label], label, entry.value, entry.low, entry.high)
-
-
-def _metric(experiment: StoredExperiment, scenario: str) -> str:
-    """The metric of the verdict's clients."""
-    decision = decide(experiment, scenario)
-    assert decision is not None
-    return decision.gain_metric

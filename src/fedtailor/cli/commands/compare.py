@@ -12,7 +12,6 @@ from fedtailor._base.choice import require
 from fedtailor._base.printable import say, say_block
 from fedtailor.cli.advice import as_typed, as_typed_text
 from fedtailor.cli.commands.finalize import say_models, write_final
-from fedtailor.cli.commands.report import report
 from fedtailor.cli.names import print_help_or_raise
 from fedtailor.cli.options import (
     as_option,
@@ -36,7 +35,9 @@ from fedtailor.lab.experiments.experiment import in_precision, load_experiment
 from fedtailor.lab.experiments.plan import PlannedRuns
 from fedtailor.lab.experiments.sharing import Shard
 from fedtailor.lab.report.comparison import format_parameters
+from fedtailor.lab.report.document import show
 from fedtailor.lab.report.overview import duration
+from fedtailor.lab.results.experiment import experiments
 from fedtailor.lab.results.tables import ReportTable
 from fedtailor.models.precision import FileDType
 
@@ -164,20 +165,17 @@ def compare(arguments: list[str]) -> int:
         comparison.progress = progress
         index = comparison.run()
     name = index.parent.name
+    (stored,) = experiments(options.out, [name])
     if isinstance(options, OwnTableOptions) and options.finalize:
         from fedtailor.deployment.finalizing import is_current
 
-        if not is_current(index.parent):
+        if not is_current(stored):
             own = options.model if ".py:" in options.model else None
             write_final(options.out, name, model=own, quiet=True)
-    # Print the same tables as `fedtailor report`.
-    format_options = ["--format", "json"] if options.json else []
-    if options.details:
-        format_options.append("--details")
-    code = report([str(options.out), name, *format_options])
+    show(stored, "json" if options.json else "terminal", details=options.details)
     if isinstance(options, OwnTableOptions) and not options.json:
         say_models(options.out, name, is_final=options.finalize)
-    return code
+    return 0
 
 
 def _print_plan(comparison: Comparison, options: Options) -> int:

@@ -15,7 +15,8 @@ from fedtailor._base.printable import (
 )
 from fedtailor.lab.report import drawing, overview
 from fedtailor.lab.report.comparison import redundant_tables, slug, tables
-from fedtailor.lab.results.decision import MAX_TABLE_ROWS, Decision, decide_all
+from fedtailor.lab.results.decision import MAX_TABLE_ROWS, Decision
+from fedtailor.lab.results.decision_file import decisions_of
 from fedtailor.lab.results.experiment import StoredExperiment
 from fedtailor.lab.results.tables import ReportTable, stacked_csv
 from fedtailor.lab.results.verdict import MOST_CLIENTS, Verdict
@@ -39,7 +40,7 @@ def show(
         details: on a terminal, also print all tables of a comparison that ends in a
             verdict; else only that is printed.
     """
-    decisions = decide_all(experiment)
+    decisions = list(decisions_of(experiment).values())
     verdict = decisions[0].verdict if len(decisions) == 1 else None
     # A comparison of a table is made for its verdict, others are for their tables.
     is_table = [use.use for use in experiment.index.scenarios.values()] == ["table"]
@@ -119,7 +120,8 @@ def write(
     Raises:
         ValueError: the directory cannot be written.
     """
-    tables_by_name, decisions = tables(experiment), decide_all(experiment)
+    tables_by_name = tables(experiment)
+    decisions = list(decisions_of(experiment).values())
     report = directory / REPORT_FILE
     all_tables = {**tables_by_name, **_gain_tables(decisions)}
     try:

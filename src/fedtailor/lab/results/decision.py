@@ -32,6 +32,7 @@ from fedtailor.statistics.decision import (
     warn_not_still,
     warn_still_falling,
 )
+from fedtailor.statistics.decision.frames import Frame
 from fedtailor.statistics.decision.warnings import MAX_NAMES
 
 LOCAL_METHOD = "local"
@@ -79,7 +80,7 @@ class Decision:
     choice: Choice | None = None
     base: str | None = None
     gain_metric: str = ""
-    gains: pl.DataFrame | None = None
+    gains: Frame | None = None
     no_gains_reason: str = ""
     left_out: Mapping[str, int] = field(default_factory=dict)
     untested: Sequence[str] = ()
@@ -352,14 +353,6 @@ def decide(experiment: StoredExperiment, scenario: str) -> Decision | None:
         test_rows=mean_sizes(next(iter(runs.values())), "test"),
         warnings=warnings,
     )
-
-
-def decide_all(experiment: StoredExperiment) -> list[Decision]:
-    """The decisions of all scenarios with a finished run."""
-    decisions = (
-        decide(experiment, scenario) for scenario in experiment.index.scenarios
-    )
-    return [decision for decision in decisions if decision is not None]
 
 
 def _have_common_clients(val: pl.DataFrame, test: pl.DataFrame) -> bool:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
+from fedtailor.statistics.decision.frames import Frame
 from fedtailor.statistics.decision.intervals import Interval, two_way_interval
 from fedtailor.statistics.decision.winner import dense_values
 
@@ -29,7 +30,7 @@ class Choice:
         'Choosing a method for each client is not shown to differ from ...
     """
 
-    chosen: pl.DataFrame
+    chosen: Frame
     value: float
     single_value: float
     gain: Interval

@@ -9,6 +9,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from fedtailor.statistics.decision.frames import Frame
 from fedtailor.statistics.decision.gains import (
     dense_array,
     holm,
@@ -60,7 +61,7 @@ class Winner:
     leader: str
     unbeaten: tuple[str, ...]
     means: dict[str, float]
-    pairs: pl.DataFrame
+    pairs: Frame
     clients: int
     seeds: int
     ahead: str | None = None

@@ -18,7 +18,8 @@ from fedtailor.lab.report.page.reliability import (
 )
 from fedtailor.lab.report.page.survival import survival_section
 from fedtailor.lab.results.coverage import COVERAGE, coverage_table
-from fedtailor.lab.results.decision import Decision, decide
+from fedtailor.lab.results.decision import Decision
+from fedtailor.lab.results.decision_file import decision_of
 from fedtailor.lab.results.experiment import StoredExperiment
 from fedtailor.lab.results.stored import Seeds, mean_sizes
 from fedtailor.lab.results.tables import Cell, Number, ReportTable
@@ -67,7 +68,7 @@ def scenario_sections(
         scenario: label of the scenario.
         lines: maximum number of rows of a table.
     """
-    decision = decide(experiment, scenario)
+    decision = decision_of(experiment, scenario)
     if decision is None:
         message = (
             "No run has ended that did not diverge: there is nothing to decide yet."

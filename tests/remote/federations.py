@@ -6,7 +6,7 @@ import numpy as np
 
 from fedtailor.data.federation import Federation, Ragged
 from fedtailor.engine.storage.export import load_models
-from fedtailor.engine.training import Training
+from fedtailor.engine.training import RunSpec, Training
 from fedtailor.protocol import drive
 from fedtailor.remote.client.round_requests import PERSONAL, RoundHandler
 from fedtailor.remote.client.store import ClientStore
@@ -115,14 +115,15 @@ class Remote:
 
     def training(self, executor=None, **options):
         executor = executor or self.executor()
-        return Training(
+        spec = RunSpec(
             self.plan.algorithm,
-            executor,
             self.plan.model,
+            rounds=1,
             seed=self.plan.seed,
             uplink=self.plan.uplink,
             **{**self.options, **options},
         )
+        return Training(spec, executor)
 
     def personal(self, training, ledger=None):
         """Client -> the predictor that stands in its directory, after all clients were

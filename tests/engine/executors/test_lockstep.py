@@ -42,9 +42,10 @@ def exchanges(algorithm, executor, seed, rounds=3):
     """A run as exchanges; returns the training."""
     everyone = algorithm.about.name == "cfl"
     participation = Participation() if everyone else Participation(count=3)
-    training = Training(
-        algorithm, executor, executor.model, seed=seed, participation=participation
+    spec = RunSpec(
+        algorithm, executor.model, rounds, seed=seed, participation=participation
     )
+    training = Training(spec, executor)
     yield from train_until(training, rounds)
     return training
 
@@ -181,7 +182,7 @@ def test_an_error_asks_the_others_to_save_and_end():
         raise ValueError("the disk is full")
 
     def saving(algorithm, executor, seed):
-        training = Training(algorithm, executor, executor.model, seed=seed)
+        training = Training(RunSpec(algorithm, executor.model, 1, seed=seed), executor)
         try:
             yield from train_until(training, 50, stopped=stopped)
         except Interrupted:
@@ -250,7 +251,7 @@ def test_runs_share_the_time_of_those_that_have_not_ended():
     seen = []
 
     def counting(executor, rounds):
-        training = Training(FedAvg(sgd=PLAIN), executor, executor.model)
+        training = Training(RunSpec(FedAvg(sgd=PLAIN), executor.model, 1), executor)
         for _ in range(rounds):
             yield from training.next_round()
             seen.append(executor.concurrency)
@@ -272,7 +273,7 @@ def test_federations_of_other_forms_may_meet(debug):
     federations = [federation(3), shifted, larger]
 
     def start(executor):
-        training = Training(fedavg, executor, executor.model)
+        training = Training(RunSpec(fedavg, executor.model, 1), executor)
         yield from training.next_round()
         return training
 

@@ -325,7 +325,7 @@ def create_training(spec: RunSpec, executor: ExecutorT) -> Training[ExecutorT]:
     # Reading all examples takes seconds if there are millions.
     is_private = promises_privacy(methods, spec.uplink)
     data = executor.data.digest if is_private else ""
-    return Training.of(spec, executor, data=data)
+    return Training(spec, executor, data=data)
 
 
 def run_exchanges(

@@ -17,7 +17,7 @@ Read the line as a call that asks the clients of `exchange` and waits for their 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, TypeVar
 
 import jax
 import numpy as np
@@ -36,20 +36,17 @@ from fedtailor.engine.training.late import (
     AnswerOrder,
     AnswerRecord,
     Arrivals,
-    LateClients,
     Replay,
     by_age,
     merged_downlinks,
 )
 from fedtailor.engine.training.metrics import Metrics, select_metrics
 from fedtailor.engine.training.networks import check_networks
-from fedtailor.engine.training.participation import Participation
 from fedtailor.engine.training.privacy import privacy_account, promises_privacy
 from fedtailor.engine.training.private_seed import private_seed
 from fedtailor.engine.training.single_rows import note_single_rows
-from fedtailor.engine.training.spec import Privacy, RunSpec
+from fedtailor.engine.training.spec import RunSpec
 from fedtailor.models import Model
-from fedtailor.models.metrics import Metric
 from fedtailor.protocol import (
     PRIVATE_STEPS,
     Algorithm,
@@ -63,7 +60,6 @@ from fedtailor.protocol import (
     Exchanges,
     Executor,
     HiddenRows,
-    Pipeline,
     Population,
     Update,
     announce,
@@ -137,41 +133,21 @@ class Rounds(Generic[ExecutorT]):
 
     def __init__(
         self,
-        algorithm: Algorithm,
+        spec: RunSpec,
         executor: ExecutorT,
-        model: Model,
         *,
-        seed: int = 0,
-        participation: Participation = Participation(),  # noqa: B008 (frozen)
-        uplink: Pipeline = (),
-        downlink: Pipeline = (),
-        metrics: Sequence[str | Metric] = (),
-        target_scale: float = 1.0,
-        privacy: Privacy = Privacy(),  # noqa: B008 (frozen)
-        late: LateClients | None = None,
         secret: int | None = None,
         data: str = "",
     ) -> None:
         """Start the first phase; the clients are not asked for anything yet.
 
         Args:
-            algorithm: the method, or a schedule of methods.
+            spec: the settings, with a bound model. Without metrics, those of the
+                clients' data are measured, in the unit of the user's data.
             executor: answers for the clients.
-            model: what is trained.
-            seed: determines all random numbers.
-            participation: chooses the clients that report in a round.
-            uplink: transforms of what clients send in rounds.
-            downlink: transforms of what the server sends.
-            metrics: what to measure, by name, in addition to the loss and, for
-                classification, the accuracy. The run is judged by the first one (by
-                default: by the metric of the model).
-            target_scale: the factor by which metrics in the unit of the model's target
-                are multiplied, so that they are recorded in the unit of the user's data.
-            privacy: what of clients the server sees.
-            late: a server that does not wait for late clients; None = it waits for all.
             secret: the seed of the server's random numbers (who reports, noise on
-                sums), where others know `seed` and must not foresee them; None =
-                `seed`.
+                sums), where others know the run's seed and must not foresee them; None =
+                that seed.
             data: a digest of the clients' examples, if they are known. A run that
                 promises privacy draws its random numbers from `secret`, from all of
                 these settings and from this digest (`private_seed`).
@@ -180,7 +156,11 @@ class Rounds(Generic[ExecutorT]):
             ValueError: the method or a pipeline is not defined for this population, or
                 a metric for this model; or the seed is not in 0..2^32 - 1.
         """
-        self.seed = check_seed(seed)
+        assert isinstance(spec.model, Model)
+        algorithm, model, participation = spec.algorithm, spec.model, spec.participation
+        uplink, downlink, privacy = spec.uplink, spec.downlink, spec.privacy
+        metrics = spec.metrics or executor.data.default_metrics
+        self.seed = check_seed(spec.seed)
         self.executor = executor
         self.model = model
         self._is_statistic: NDArray[np.bool_] | None = None
@@ -190,8 +170,8 @@ class Rounds(Generic[ExecutorT]):
         self.participation = participation
         self.uplink = uplink
         self.downlink = downlink
-        self.late = late
-        self.target_scale = target_scale
+        self.late = spec.late
+        self.target_scale = executor.data.target_units[1]
         self._secret = self.seed if secret is None else secret
         self.measured, self.metric = select_metrics(metrics, model)
         self.schedule = list(algorithm.phases())
@@ -234,39 +214,6 @@ class Rounds(Generic[ExecutorT]):
         # The server's state after each step from which late clients may have begun.
         self._past_servers: dict[int, Any] = {}
         self._start_phase(0, self.initial)
-
-    @classmethod
-    def of(
-        cls,
-        spec: RunSpec,
-        executor: ExecutorT,
-        *,
-        secret: int | None = None,
-        data: str = "",
-    ) -> Self:
-        """The training of a run's settings, measured in the unit of its data.
-
-        Args:
-            spec: the settings, with a bound model.
-            executor: answers for the clients.
-            secret, data: see `__init__`.
-        """
-        assert isinstance(spec.model, Model)
-        return cls(
-            spec.algorithm,
-            executor,
-            spec.model,
-            seed=spec.seed,
-            participation=spec.participation,
-            uplink=spec.uplink,
-            downlink=spec.downlink,
-            metrics=spec.metrics or executor.data.default_metrics,
-            target_scale=executor.data.target_units[1],
-            privacy=spec.privacy,
-            late=spec.late,
-            secret=secret,
-            data=data,
-        )
 
     def _population(self, methods: Sequence[Algorithm]) -> Population:
         """The seen clients, and what the methods of the schedule may know about the run."""

@@ -15,7 +15,7 @@ from fedtailor.algorithms import UCFL, FedAvg
 from fedtailor.data.federation import Federation
 from fedtailor.engine.executors import Settings
 from fedtailor.engine.runs.run import executor_of
-from fedtailor.engine.training import Training
+from fedtailor.engine.training import RunSpec, Training
 from fedtailor.models import Architecture, Model
 from fedtailor.protocol import (
     Algorithm,
@@ -153,7 +153,7 @@ def diagnose(
     network = executor.model
     trained, warm_bytes = None, 0
     if warm:
-        training = Training(fedavg, executor, network, seed=seed)
+        training = Training(RunSpec(fedavg, network, warm, seed=seed), executor)
         for _ in range(warm):
             training.advance()
         trained = training.server.model
@@ -205,7 +205,7 @@ def gather_evidence(
     """
     rows = () if unmixing is None else tuple(map(tuple, unmixing.tolist()))
     algorithm = DataProbe(classes, features, rows)
-    training = Training(algorithm, executor, model, seed=seed)
+    training = Training(RunSpec(algorithm, model, rounds=1, seed=seed), executor)
     if trained is not None:
         training.server = training.server.replace(model=trained)
     training.probe()

@@ -150,7 +150,7 @@ def coordinate(
     with interrupts() as stop:
 
         def create(spec: RunSpec, executor: RemoteExecutor) -> RemoteTraining:
-            training = RemoteTraining.of(spec, executor, secret=secret)
+            training = RemoteTraining(spec, executor, secret=secret)
             training.patience, training.log, training.stop = patience, log, stop
             return training
 

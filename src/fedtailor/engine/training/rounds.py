@@ -16,7 +16,7 @@ Read the line as a call that asks the clients of `exchange` and waits for their 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
 import jax
@@ -24,12 +24,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtailor._base.choice import require
-from fedtailor._base.tensors import is_float
 from fedtailor.aggregation.accounting import Ledger
 from fedtailor.aggregation.pipelines import check_stages
-from fedtailor.aggregation.pipelines.gaussian_noise import zero_update
 from fedtailor.data.federation.checks import check_seed
 from fedtailor.engine.training.costs import record_exchange
+from fedtailor.engine.training.divergence import explained, require_finite_update
 from fedtailor.engine.training.late import (
     AnswerOrder,
     AnswerRecord,
@@ -40,8 +39,10 @@ from fedtailor.engine.training.late import (
 from fedtailor.engine.training.late_rounds import LateRounds, by_age
 from fedtailor.engine.training.metrics import Metrics, select_metrics
 from fedtailor.engine.training.networks import check_networks
+from fedtailor.engine.training.noise_alone import aggregate_noise
 from fedtailor.engine.training.privacy import privacy_account, promises_privacy
 from fedtailor.engine.training.private_seed import private_seed
+from fedtailor.engine.training.schedule import SchedulePhase
 from fedtailor.engine.training.simulated_sums import SimulatedSums
 from fedtailor.engine.training.single_rows import note_single_rows
 from fedtailor.engine.training.spec import RunSpec
@@ -58,46 +59,14 @@ from fedtailor.protocol import (
     Exchange,
     Exchanges,
     Executor,
-    HiddenRows,
     Population,
-    Update,
     announce,
     decode,
     drive,
     send,
 )
-from fedtailor.protocol.errors import negative_variance
 
 ExecutorT = TypeVar("ExecutorT", bound=Executor)
-
-
-@dataclass
-class SchedulePhase:
-    """The phase of the schedule that a training is in.
-
-    Most methods have one phase. A schedule such as `Then(FedAvg(), rounds=20, next=Ditto())`
-    has several (`Algorithm.phases`). Each one starts with new states of server and
-    clients.
-
-    Attributes:
-        index: its position in the schedule.
-        algorithm: the method that is trained in it.
-        rounds: how many rounds it takes; None = all remaining rounds.
-        first_round: the number of rounds done before it.
-        keeps_states: whether the method's clients keep a state between rounds.
-        probe_is_due: whether the clients still have to answer the method's probe, a
-            statistic of its data that each client sends once, before training.
-        participated: [m] which clients have taken part in a round of this phase, in the
-            order of the population.
-    """
-
-    index: int
-    algorithm: Algorithm
-    rounds: int | None
-    first_round: int
-    keeps_states: bool
-    probe_is_due: bool
-    participated: NDArray[np.bool_]
 
 
 class Rounds(Generic[ExecutorT]):
@@ -299,7 +268,18 @@ class Rounds(Generic[ExecutorT]):
             )
         cohort = self.round_cohort(reporting)
         if not len(cohort):
-            self._aggregate_without_reporters()
+            # Without a transform that asks for it, the server's state does not change.
+            if any(transform.runs_without_reporters for transform in self.uplink):
+                anyone = self._cohort(
+                    self.executor.seen, np.zeros(1, np.int64), seen=True
+                )
+                self.server, self.uplink_state = aggregate_noise(
+                    self.algorithm,
+                    self.server,
+                    self.uplink,
+                    self.uplink_state,
+                    anyone,
+                )
             self._end_round(cohort, Downlink(), Answers(reporting=cohort.reporting))
             return
 
@@ -329,7 +309,7 @@ class Rounds(Generic[ExecutorT]):
         try:
             server, uplink_state = self._aggregate_finite(downlink, exchange, answers)
         except Diverged as error:
-            raise self._explained(error, exchange.downlink) from None
+            raise explained(error, self.model, exchange.downlink) from None
         self.executor.commit(exchange, answers)
         self.server = server
         self.uplink_state = uplink_state
@@ -393,17 +373,6 @@ class Rounds(Generic[ExecutorT]):
         answers.require_finite()
         return aggregated
 
-    def _explained(self, error: Diverged, downlink: Downlink) -> Diverged:
-        """The error with the cause that the models sent to the clients tell."""
-        sent = downlink.streams.get("model")
-        if not self.model.has_statistics or sent is None:
-            return error
-        values = np.asarray(sent.values)
-        if values.shape[-1] != self.model.size:
-            return error
-        path = self.model.negative_variance(values)
-        return error if path is None else error.with_cause(negative_variance(path))
-
     def _aggregate(
         self, downlink: Downlink, exchange: Exchange, answers: Answers
     ) -> tuple[Any, list[Any]]:
@@ -442,34 +411,9 @@ class Rounds(Generic[ExecutorT]):
             server = self.algorithm.server(self.server, downlink, decoded, cohort)
         except Exception:
             # The cause may be a NaN that a transform has made of a finite answer.
-            _require_finite_update(update, cohort)
+            require_finite_update(update, cohort)
             raise
         return server, uplink_state
-
-    def _aggregate_without_reporters(self) -> None:
-        """Aggregate the noise of a round in which no client reports.
-
-        The accounting of noise assumes that it is added in every round. So if a
-        transform of the uplink asks for it (`runs_without_reporters`), the server
-        aggregates the update of a client that did not train. Its change is zero, so what
-        the transform returns for it is the noise alone. Without such a transform the
-        server's state does not change.
-        """
-        if not any(transform.runs_without_reporters for transform in self.uplink):
-            return
-        # Any client will do: none of its data is used.
-        cohort = self._cohort(self.executor.seen, np.zeros(1, np.int64), seen=True)
-        downlink = self.algorithm.broadcast(self.server, cohort)
-        update = zero_update(downlink)
-        uplink_state = []
-        for transform, state in zip(self.uplink, self.uplink_state, strict=True):
-            next_state = state
-            if transform.runs_without_reporters:
-                update, next_state = transform.decode(update, downlink, cohort, state)
-            uplink_state.append(next_state)
-        answers = Answers(reporting=cohort.reporting, update=update)
-        self.server = self.algorithm.server(self.server, downlink, answers, cohort)
-        self.uplink_state = uplink_state
 
     def _end_round(self, cohort: Cohort, downlink: Downlink, answers: Answers) -> None:
         """Count a round, and record its costs and the privacy that it spent.
@@ -644,19 +588,3 @@ class Rounds(Generic[ExecutorT]):
             uplink=self.uplink if task == "client" else (),
             received_through=self.downlink,
         )
-
-
-def _require_finite_update(update: Update, cohort: Cohort) -> None:
-    """Require that what clients sent is finite, after all transforms.
-
-    Raises:
-        Diverged: a client's message is NaN or infinite; it names the first such client.
-    """
-    for rows in update.values():
-        if isinstance(rows, HiddenRows) or not is_float(rows):
-            continue
-        sent = rows.host().reshape(len(cohort), -1)
-        wrong = cohort.reporting & ~np.isfinite(sent).all(axis=1)
-        if wrong.any():
-            name = cohort.clients.names[cohort.rows[np.argmax(wrong)]]
-            raise Diverged(name, cohort.round)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from fedtailor.aggregation.accounting import Ledger
 from fedtailor.engine.training.costs import record_exchange
+from fedtailor.engine.training.divergence import explained
 from fedtailor.engine.training.rounds import ExecutorT, Rounds
 from fedtailor.protocol import (
     Answers,
@@ -229,7 +230,7 @@ class Training(Rounds[ExecutorT]):
         try:
             return answers.require_finite()
         except Diverged as error:
-            raise self._explained(error, served.downlink) from None
+            raise explained(error, self.model, served.downlink) from None
 
     # evaluation
     # ----------------------------------------------------------------------------------

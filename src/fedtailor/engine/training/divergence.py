@@ -1,0 +1,36 @@
+"""What is said where a training diverged: a model or message became NaN or infinite."""
+
+import numpy as np
+
+from fedtailor._base.tensors import is_float
+from fedtailor.models import Model
+from fedtailor.protocol import Cohort, Diverged, Downlink, HiddenRows, Update
+from fedtailor.protocol.errors import negative_variance
+
+
+def explained(error: Diverged, model: Model, downlink: Downlink) -> Diverged:
+    """The error with the cause that the models sent to the clients tell."""
+    sent = downlink.streams.get("model")
+    if not model.has_statistics or sent is None:
+        return error
+    values = np.asarray(sent.values)
+    if values.shape[-1] != model.size:
+        return error
+    path = model.negative_variance(values)
+    return error if path is None else error.with_cause(negative_variance(path))
+
+
+def require_finite_update(update: Update, cohort: Cohort) -> None:
+    """Require that what clients sent is finite, after all transforms.
+
+    Raises:
+        Diverged: a client's message is NaN or infinite; it names the first such client.
+    """
+    for rows in update.values():
+        if isinstance(rows, HiddenRows) or not is_float(rows):
+            continue
+        sent = rows.host().reshape(len(cohort), -1)
+        wrong = cohort.reporting & ~np.isfinite(sent).all(axis=1)
+        if wrong.any():
+            name = cohort.clients.names[cohort.rows[np.argmax(wrong)]]
+            raise Diverged(name, cohort.round)

@@ -259,9 +259,9 @@ class Ledger:
             field.name: pl.String if field.type is str else pl.Int64
             for field in fields(Entry)
         }
-        columns = {
-            name: [getattr(entry, name) for entry in self.entries] for name in schema
-        }
+        columns = {}
+        for name in schema:
+            columns[name] = [getattr(entry, name) for entry in self.entries]
         return pl.DataFrame(columns, schema)
 
     @staticmethod

@@ -101,23 +101,16 @@ def evaluate(
     )
     predict = baseline.fit(problem)
     kept = baseline.keep(predict, model) if baseline.keeps_models else None
-    scored = {
-        split: [
-            _score(
-                model,
-                measured,
-                _outputs(model, predict, federation, position, getattr(client, split)),
-                getattr(client, split).y,
-            )
-            for position, client in enumerate(seen)
-        ]
-        for split in ("val", "test")
-    }
-    evaluations = [
-        evaluation
-        for split, scores in scored.items()
-        for evaluation in _evaluations(federation, seen, split, scores, measured)
-    ]
+    # A baseline is measured as methods are: client by client, with the same metrics.
+    scored: dict[str, list[_Scores]] = {"val": [], "test": []}
+    for split, scores in scored.items():
+        for position, client in enumerate(seen):
+            rows = getattr(client, split)
+            outputs = _outputs(model, predict, federation, position, rows)
+            scores.append(_score(model, measured, outputs, rows.y))
+    evaluations: list[Evaluation] = []
+    for split, scores in scored.items():
+        evaluations += _evaluations(federation, seen, split, scores, measured)
     rows = _rows(model, federation, seen, scored["test"], "test")
     origin = federation.origin_in(directory)
     content: dict[str, Any] = {
@@ -269,7 +262,9 @@ def _score(
             total = statistics.setdefault(name, {})
             for key, value in statistic.items():
                 total[key] = np.asarray(total.get(key, 0) + np.asarray(value))
-    joined = {name: np.concatenate([it[name] for it in rows]) for name in rows[0]}
+    joined = {}
+    for name in rows[0]:
+        joined[name] = np.concatenate([part[name] for part in rows])
     return _Scores(outputs, joined, statistics)
 
 

@@ -179,12 +179,12 @@ class Comparison:
     def finished(self) -> int:
         """Number of runs in the result directory that are finished."""
         seeds = self.experiment.file.seeds
-        return sum(
-            self._runs.is_finished(method, candidate, seed)
-            for method in self.experiment.methods
-            for candidate in method.candidates
-            for seed in seeds
-        )
+        finished = 0
+        for method in self.experiment.methods:
+            for candidate in method.candidates:
+                for seed in seeds:
+                    finished += self._runs.is_finished(method, candidate, seed)
+        return finished
 
     def plan(self, before: BeforeSetting | None = None) -> Iterator[PlannedRuns]:
         """Time some rounds of each setting whose runs are missing; nothing is written.
@@ -207,11 +207,11 @@ class Comparison:
 
         These are the settings of all runs and the seeds, but not the code.
         """
-        settings = [
-            [*labels_of(method).values(), self._runs.fingerprint(method, candidate)]
-            for method in self.experiment.methods
-            for candidate in method.candidates
-        ]
+        settings = []
+        for method in self.experiment.methods:
+            for candidate in method.candidates:
+                fingerprint = self._runs.fingerprint(method, candidate)
+                settings.append([*labels_of(method).values(), fingerprint])
         content = json.dumps([self.experiment.file.seeds, settings])
         return hashlib.sha256(content.encode()).hexdigest()[:10]
 

@@ -439,11 +439,11 @@ def _left_out_text(seeds: Sequence[CandidateRun], total: int) -> str:
 
 def _chosen_settings(grid: Mapping[str, Sequence[CandidateRun]]) -> Iterator[str]:
     """The chosen settings, each with its number of seeds if seeds differ."""
-    counts = {
-        text: sum(candidate.chosen for candidate in seeds)
-        for text, seeds in grid.items()
-    }
-    chosen = {text: count for text, count in counts.items() if count}
+    chosen = {}
+    for text, seeds in grid.items():
+        count = sum(candidate.chosen for candidate in seeds)
+        if count:
+            chosen[text] = count
     for text, count in chosen.items():
         suffix = f" ({count} of {sum(chosen.values())} seeds)"
         yield text + suffix if len(chosen) > 1 else text

@@ -84,11 +84,11 @@ def end_times(references: Sequence[StoredRun]) -> dict[int, list[float]]:
     Returns:
         seed -> one time for each of the `WIRELESS_PRESETS`.
     """
-    systems = WIRELESS_PRESETS.values()
-    return {
-        run.seed: [max(run.by_time(system), default=0.0) for system in systems]
-        for run in references
-    }
+    ends = {}
+    for run in references:
+        by_time = [run.by_time(system) for system in WIRELESS_PRESETS.values()]
+        ends[run.seed] = [max(values, default=0.0) for values in by_time]
+    return ends
 
 
 def values_at_end(
@@ -104,10 +104,11 @@ def values_at_end(
         One cell for each of the `WIRELESS_PRESETS`: the mean over runs, or "-" if a run
         has no evaluation by that time, or its seed has no time.
     """
-    return [
-        _value_at(runs, {seed: times[i] for seed, times in end_times.items()}, system)
-        for i, system in enumerate(WIRELESS_PRESETS.values())
-    ]
+    cells = []
+    for number, system in enumerate(WIRELESS_PRESETS.values()):
+        times = {seed: of_systems[number] for seed, of_systems in end_times.items()}
+        cells.append(_value_at(runs, times, system))
+    return cells
 
 
 def average(values: Sequence[float], digits: int = 0) -> Number:

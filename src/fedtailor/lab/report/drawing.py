@@ -57,10 +57,10 @@ def histogram(runs: RunsByScenario, path: Path) -> list[Path]:
     panels, x_labels = {}, []
     for name, methods in runs.items():
         if tested := _tested(methods):
-            panels[name] = {
-                label: np.concatenate([_client_values(run) for run in seeds])
-                for label, seeds in tested.items()
-            }
+            panels[name] = {}
+            for label, seeds in tested.items():
+                of_seeds = [_client_values(run) for run in seeds]
+                panels[name][label] = np.concatenate(of_seeds)
             x_labels.append(f"test {_unit(methods).axis}, of a client (line: mean)")
     if not panels:
         return []
@@ -268,10 +268,11 @@ def _lines(
             y_labels.append(f"test {unit.axis}")
             curves[title] = {}
             for label, seeds in tested.items():
-                by_seed = [curve(run) for run in seeds]
-                curves[title][label] = [
-                    {x: unit.scale * y for x, y in points.items()} for points in by_seed
-                ]
+                by_seed = []
+                for run in seeds:
+                    points = curve(run)
+                    by_seed.append({x: unit.scale * y for x, y in points.items()})
+                curves[title][label] = by_seed
     if not curves:
         return []
     return figures.lines(
@@ -301,10 +302,10 @@ def highlighted(runs: RunsByScenario) -> list[str]:
         tested = _tested(methods)
         if not tested:
             continue
-        final = {
-            label: float(np.mean([run.spread()["mean"] for run in seeds]))
-            for label, seeds in tested.items()
-        }
+        final = {}
+        for label, seeds in tested.items():
+            means = [run.spread()["mean"] for run in seeds]
+            final[label] = float(np.mean(means))
         higher_is_better = _unit(tested).higher_is_better
         ordered = sorted(final, key=final.__getitem__, reverse=higher_is_better)
         for rank, label in enumerate(ordered):
@@ -345,10 +346,9 @@ def _with_runs(methods: RunsByMethod) -> RunsByMethod:
 
 def _tested(methods: RunsByMethod) -> RunsByMethod:
     """The runs with test results; methods without any are omitted."""
-    tested = {
-        label: [run for run in seeds if run.is_tested]
-        for label, seeds in methods.items()
-    }
+    tested = {}
+    for label, seeds in methods.items():
+        tested[label] = [run for run in seeds if run.is_tested]
     return _with_runs(tested)
 
 
@@ -362,7 +362,9 @@ def _with_traffic(methods: RunsByMethod) -> RunsByMethod:
 
 
 def _unit(methods: RunsByMethod) -> Unit:
-    return next(run.unit for seeds in methods.values() for run in seeds)
+    # The runs of a scenario are measured alike: the first one says how.
+    first, *_ = _with_runs(methods).values()
+    return first[0].unit
 
 
 def _client_values(run: StoredRun) -> np.ndarray:

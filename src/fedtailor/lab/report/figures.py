@@ -217,7 +217,8 @@ def error_bars(
         for axis, x_label, y_label, (title, curves) in zip(
             axes, x_labels, y_labels, panels.items(), strict=True
         ):
-            all_x = (x for points in curves.values() for x, _, _ in points)
+            # Each value once, in the order in which curves have them.
+            all_x = [x for points in curves.values() for x, *_ in points]
             names = list(dict.fromkeys(all_x))
             positions, is_numeric = _axis_positions(names)
             for label, points in curves.items():
@@ -415,11 +416,10 @@ def _figure(
 
 def _legend(axes: Sequence[Any], labels: Sequence[str]) -> None:
     """Adds one legend below all panels, in the order of `labels`."""
-    handles = {
-        name: handle
-        for axis in axes
-        for handle, name in zip(*axis.get_legend_handles_labels(), strict=True)
-    }
+    handles = {}
+    for axis in axes:
+        lines, texts = axis.get_legend_handles_labels()
+        handles |= dict(zip(texts, lines, strict=True))
     names = [label for label in labels if label in handles]
     figure = axes[0].figure
     # A name needs about two inches. The figure grows by the height of the legend.

@@ -132,10 +132,11 @@ def _on_one_line(text: str) -> str:
 
 def _numeric(table: ReportTable) -> list[bool]:
     """Whether each column contains numbers; such columns are aligned to the right."""
-    return [
-        any(isinstance(row[column], Number) for row in table.rows)
-        for column in range(len(table.columns))
-    ]
+    numeric = []
+    for column in range(len(table.columns)):
+        cells = [row[column] for row in table.rows]
+        numeric.append(any(isinstance(cell, Number) for cell in cells))
+    return numeric
 
 
 def _sort_key(cell: Cell) -> str:

@@ -58,9 +58,8 @@ def test_every_main_name_has_an_example(name):
 WITHOUT_EXAMPLE = {
     "aggregation": {"reporter_weights", "restrict_to_reporters"},
     "statistics.decision": {"metric_interval"},
-    "engine.executors": {"LockstepGroup", "TorchExecutor", "newcomer_executor"},
+    "engine.executors": {"LockstepGroup", "newcomer_executor"},
     "engine.storage": {"Checkpoints", "manifest"},
-    "testing": {"check_algorithm"},
     "lab.trackers": {"MLflow", "TensorBoard", "WandB", "find_trackers"},
 }
 """Package -> names that only programs inside fedtailor call, or that need a package

@@ -387,7 +387,8 @@ def test_every_anchor_that_a_message_names_is_in_the_documentation():
     assert len(anchors) > 15
     for anchor in anchors:
         page, _, heading = anchor.partition("#")
-        assert heading in headings(page), anchor
+        there = headings(page)
+        assert not heading or heading in there, anchor  # without one it is the page
 
 
 def test_every_message_that_is_explained_names_its_explanation():

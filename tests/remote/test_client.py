@@ -7,7 +7,6 @@ import shutil
 import numpy as np
 import pytest
 
-from fedtailor.remote import coordinate as coordinating
 from fedtailor.remote.client.audit import read_audit
 from fedtailor.remote.client.client import account_of, responder_of
 from fedtailor.remote.client.policy import POLICY
@@ -15,6 +14,7 @@ from fedtailor.remote.client.store import ClientStore
 from fedtailor.remote.job.job import read_job
 from fedtailor.remote.job.plan import plan_of
 from fedtailor.remote.keys.kit import Kit
+from fedtailor.remote.server import coordinate as coordinating
 from fedtailor.remote.wire.messages import Request, decode_reply, encode_request
 from fedtailor.remote.wire.refusals import Refusal
 from fedtailor.remote.wire.run_log import RunLog

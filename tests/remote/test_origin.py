@@ -7,7 +7,8 @@ import numpy as np
 import polars as pl
 import pytest
 
-from fedtailor.remote import job_work, service
+from fedtailor.remote import service
+from fedtailor.remote.client import table_requests as job_work
 from fedtailor.remote.client.store import ClientStore
 from fedtailor.remote.client.table_requests import JobHandler
 from fedtailor.remote.job.job import read_job

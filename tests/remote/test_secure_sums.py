@@ -16,7 +16,8 @@ pytest.importorskip("Crypto", reason="secure sums need PyCryptodome (extra flowe
 
 from fedtailor.aggregation.secure_sums import FixedPoint, SecureSums
 from fedtailor.aggregation.sum_shares import ReleasedSums, largest_shares
-from fedtailor.remote import sum_client, sum_server
+from fedtailor.remote.sums import client as sum_client
+from fedtailor.remote.sums import server as sum_server
 from fedtailor.remote.sums.client import SecureSumClient
 from fedtailor.remote.sums.server import SecureSumServer
 from fedtailor.remote.wire.messages import Request, check_arrays

@@ -185,10 +185,9 @@ def test_a_policy_answers_what_it_allows_whatever_keys_a_request_has(
     ("rest", "is_hidden"),
     [
         (f"[privacy]\n{SECURE}", True),
-        (f"[privacy]\n{NOISY}\nevaluate = false", True),
         ("", False),  # the coordinator sees its update anyway
     ],
-    ids=["sums", "noise", "open"],
+    ids=["sums", "open"],
 )
 def test_a_client_whose_updates_are_hidden_says_once_that_its_model_diverged(
     tmp_path, rest, is_hidden

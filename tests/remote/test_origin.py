@@ -31,6 +31,7 @@ class Process:
             pl.read_csv(clients.directory / f"{name}.csv").head(rows).write_csv(data)
         store = ClientStore(state or clients.directory / f"state-{name}", job.identity)
         handler = JobHandler(job, name, data, store, log=self.lines.append)
+        self.lines.pop(0)  # how many numbers the job sends
         self.respond = Responder(
             job.identity,
             name,

@@ -75,7 +75,7 @@ def _table_of(arguments: Sequence[str]) -> Path | None:
     """The path of the table, if the command is one that takes a table."""
     command, *rest = arguments
     if (
-        command in ("compare", "diagnose", "describe")
+        command in ("compare", "diagnose", "describe", "fit")
         and rest
         and not rest[0].startswith("-")
     ):

@@ -53,7 +53,7 @@ class Options:
     level: float = 0.95
     """The level of confidence intervals."""
     format: Literal["text", "csv", "latex", "json"] = "text"
-    """What is printed; csv and json have all digits."""
+    """What is printed; csv has ten digits, json all, with the covariance."""
     out: Path | None = None
     """Write a file instead."""
 

@@ -55,7 +55,7 @@ def regression_table(
     return ReportTable(
         f"{NAMES[fitted.model]} of {target}: {fitted.clients:,} clients,"
         f" {fitted.rows:,} rows{events}",
-        ["", *headers],
+        ["term", *headers],
         rows,
     )
 

@@ -364,15 +364,15 @@ def _refuse_separated(
     if left[0] > _SEPARATED:
         return
     shares = np.abs(directions[1:, 0] if problem.has_intercept else directions[:, 0])
-    causes = np.flatnonzero(shares > 1e-3 * shares.max(initial=0))
+    causes = _quoted(names, np.flatnonzero(shares > 0.05 * shares.max(initial=0)))
     what = {
-        "logistic": "separates the two outcomes",
-        "poisson": "has values at which every count is 0",
-        "cox": "has values at which no event was seen, or always the next",
+        "logistic": f"{causes} separate the two outcomes",
+        "poisson": f"every count is 0 where {causes} have some values",
+        "cox": f"{causes} separate who has the event first",
     }[problem.model]
     raise ValueError(
-        f"{_quoted(names, causes)} {what}, so that the largest likelihood is at an"
-        " infinite coefficient; leave it out with drop, or bring categories together"
+        f"{what}, so that no finite coefficient is the best; leave out inputs with drop,"
+        " or bring categories together"
     )
 
 

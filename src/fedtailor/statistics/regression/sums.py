@@ -11,6 +11,8 @@ import numpy as np
 from jaxtyping import Float
 from scipy.special import expit
 
+from fedtailor.models.tasks.times import cox_sums
+
 Model = Literal["linear", "logistic", "poisson", "cox"]
 MODELS: tuple[Model, ...] = get_args(Model)
 
@@ -75,7 +77,9 @@ def sums_of(
         coefficients: the intercept and p others; of "cox", which has no intercept, p.
     """
     if model == "cox":
-        return _cox_sums(rows, coefficients)
+        assert rows.seen is not None
+        cox = cox_sums(rows.x, rows.y, rows.seen > 0, coefficients)
+        return Sums(cox.log_likelihood, cox.gradient, cox.information)
     design = np.hstack([np.ones((len(rows.x), 1)), rows.x])
     linear, y = design @ coefficients, rows.y
     # Each link is the canonical one, so that the gradient is the sum of residuals times
@@ -92,40 +96,3 @@ def sums_of(
         log_likelihood = y @ linear - weights.sum()
     information = (design * weights[:, None]).T @ design
     return Sums(float(log_likelihood), design.T @ residuals, information)
-
-
-def _cox_sums(rows: ClientRows, coefficients: Float[np.ndarray, " p"]) -> Sums:
-    """Cox's partial likelihood among the rows of a client, with ties as in Efron (1977).
-
-    Of d events at one time, number l = 0..d-1 happens among the rows at risk, of which
-    those d count by 1 - l/d.
-    """
-    assert rows.seen is not None
-    order = np.argsort(rows.y, kind="stable")
-    x, time, seen = rows.x[order], rows.y[order], rows.seen[order] > 0
-    linear = x @ coefficients
-    linear -= linear.max(initial=-np.inf) if len(linear) else 0.0
-    risk = np.exp(linear)
-    # Of all rows from each on.
-    risk_from = np.cumsum(risk[::-1])[::-1]
-    x_from = np.cumsum((risk[:, None] * x)[::-1], axis=0)[::-1]
-    # Of all events at one time.
-    times, tie, counts = np.unique(time[seen], return_inverse=True, return_counts=True)
-    risk_tied = np.bincount(tie, risk[seen], len(times))
-    x_tied = np.zeros((len(times), x.shape[1]))
-    np.add.at(x_tied, tie, risk[seen, None] * x[seen])
-    # Of each event: its number among those at its time, and who is at risk.
-    begin = np.cumsum(counts) - counts
-    share = (np.arange(len(tie)) - begin[tie]) / counts[tie]
-    first = np.searchsorted(time, times)[tie]
-    at_risk = risk_from[first] - share * risk_tied[tie]
-    means = (x_from[first] - share[:, None] * x_tied[tie]) / at_risk[:, None]
-    # How often a row was at risk, by the chance that the event was its own.
-    hazard = np.concatenate([[0.0], np.cumsum(1 / at_risk)])
-    exposure = hazard[np.searchsorted(time[seen], time, side="right")]
-    exposure[seen] -= np.bincount(tie, share / at_risk, len(times))[tie]
-    return Sums(
-        float(linear[seen].sum() - np.log(at_risk).sum()),
-        x[seen].sum(axis=0) - means.sum(axis=0),
-        (x * (risk * exposure)[:, None]).T @ x - means.T @ means,
-    )

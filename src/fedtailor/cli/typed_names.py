@@ -121,7 +121,7 @@ def _text(value: ast.expr, texts: dict[str, str]) -> str:
 
 def _scenarios() -> list[str]:
     """The scenarios of this and other packages, by name."""
-    source = files("fedtailor") / "experiments" / "scenarios" / "__init__.py"
+    source = files("fedtailor") / "lab" / "scenarios" / "__init__.py"
     found = _offered("fedtailor.scenarios")
     for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
         match node:

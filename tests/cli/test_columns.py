@@ -20,6 +20,7 @@ COMMANDS = (
     "run ditto table --path {} --client hospital --target outcom",
     "compare {}.csv --client hospital --target outcome",
     "describe {}.csv --client hospital",
+    "fit {} --client hospitl --target outcome --model linear",
 )
 
 

@@ -31,7 +31,8 @@ MAX_INPUT = 1e6
 """The largest input or target of a training row, in standard deviations.
 
 In n pooled rows a deviation from the mean is at most sqrt(n) standard deviations, so
-the rows of a client whose sums are pooled stay below it up to 10^12 rows.
+the rows of a client whose sums are pooled stay below it up to 10^12 rows, except cells that
+are hidden in these sums (`hiding.shown`).
 """
 
 MAX_ROWS = 10**12

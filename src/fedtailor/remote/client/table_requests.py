@@ -294,7 +294,8 @@ class JobHandler:
         """Make the handler of rounds on these examples."""
         federation = federation_from_rows(self._job, {self._name: rows}, statistics)
         plan = plan_of(self._job, statistics)
-        exposure = exposure_of(plan, federation)
+        rows_trained = len(self._examples.training_rows)
+        exposure = exposure_of(plan, self._job.schema, rows_trained)
         info_of(self._log)(f"{self._name}: {exposure}")
         exposure.check(self._numbers_per_cell)
         if self._make_work is not None:

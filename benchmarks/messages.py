@@ -24,7 +24,7 @@ from fedtailor.algorithms import FedAvg
 from fedtailor.data.federation import Federation, Ragged
 from fedtailor.engine.executors import Settings
 from fedtailor.engine.runs import simulate
-from fedtailor.engine.training import Training
+from fedtailor.engine.training import RunSpec, Training
 from fedtailor.models import Model
 from fedtailor.protocol import SGD
 from fedtailor.remote.client.round_requests import RoundHandler
@@ -161,7 +161,7 @@ def over_messages(
         rules=rules,
         log=print,
     )
-    return Training(METHOD, executor, model)
+    return Training(RunSpec(METHOD, model, rounds=10**6), executor)
 
 
 def rounds_of(training: Training) -> Callable[[], object]:

@@ -67,6 +67,13 @@ def test_another_request_for_a_round_is_refused_and_the_same_is_not(tmp_path):
             again.check(request(arrays={"stream/model": OTHER}, **free))
 
 
+def test_a_round_is_measured_in_one_phase(tmp_path):
+    account = ClientAccount(tmp_path)
+    account.record(request(task="evaluate"))
+    with pytest.raises(Refused, match="has answered another request"):
+        account.check(request(task="evaluate", algorithm={"phase": 1}))
+
+
 def test_two_phases_may_probe_in_one_round(tmp_path):
     account = ClientAccount(tmp_path)
     account.record(request(task="probe"))

@@ -379,6 +379,17 @@ def test_candidates_thresholds_and_trees_are_those_of_the_jobs_size(boosted, tmp
     wide = {"0/ends": ends, "0/bins": np.full(INPUTS, settings.most_bins)}
     with pytest.raises(ValueError, match="not well formed"):
         read_steps({"steps": [{"kind": "bins"}]}, wide, INPUTS, 1, settings)
+    for end in (np.nan, np.inf):
+        no_number = {"0/ends": np.array([end]), "0/bins": np.array([1, 0, 0])}
+        with pytest.raises(ValueError, match="not well formed"):
+            read_steps({"steps": [{"kind": "bins"}]}, no_number, INPUTS, 1, settings)
+        with pytest.raises(ValueError, match="no proper value"):
+            for steps, arrays in sent:
+                wrong = {
+                    name: np.full_like(it, end) if name.endswith("value") else it
+                    for name, it in arrays.items()
+                }
+                read_steps({"steps": steps}, wrong, INPUTS, 1, settings)
     smaller = dataclasses.replace(settings, most_leaves=2)
     with pytest.raises(ValueError, match="more leaves than the job's"):
         for steps, arrays in sent:

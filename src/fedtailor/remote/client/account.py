@@ -94,7 +94,8 @@ class _Place(NamedTuple):
     """A task of a round of a run.
 
     Phases of a schedule have places of their own, as one may begin with a probe in the
-    round in which the one before was evaluated with one. A round trains in one phase.
+    round in which the one before was evaluated with one. A round trains in one phase, and
+    is measured in one.
     """
 
     job: str
@@ -382,7 +383,8 @@ def array_bytes(array: np.ndarray) -> bytes:
 
 
 def _place_of(request: Request) -> _Place:
-    phase = 0 if request.task == "client" else request.algorithm.get("phase", 0)
+    is_once = request.task in ("client", "evaluate")
+    phase = 0 if is_once else request.algorithm.get("phase", 0)
     return _Place(request.experiment, request.run, phase, request.round, request.task)
 
 

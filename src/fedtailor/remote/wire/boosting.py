@@ -241,6 +241,7 @@ def _read_arrays(
             and ends.ndim == 1
             and bool(((bins >= 0) & (bins < settings.most_bins)).all())
             and bins.sum() == len(ends)
+            and bool(np.isfinite(ends).all())
         )
         require(is_valid, "the thresholds of boosting are not well formed")
         thresholds = np.split(ends, np.cumsum(bins)[:-1])

@@ -93,7 +93,10 @@ class Tree:
             array = getattr(self, name)
             kind = np.float64 if name in ("threshold", "value") else np.int64
             require(
-                array.shape == size and array.dtype == kind and len(array) > 0,
+                array.shape == size
+                and array.dtype == kind
+                and len(array) > 0
+                and bool(np.isfinite(array).all()),
                 f"the nodes of a tree have no proper {name}",
             )
         inner, places = self.input >= 0, np.arange(len(self.input))

@@ -402,5 +402,8 @@ _LATEX = str.maketrans(
         "~": r"\textasciitilde{}",
         "^": r"\textasciicircum{}",
         "±": r"$\pm$",
+        # In LaTeX's oldest fonts these are other characters.
+        "<": r"$<$",
+        ">": r"$>$",
     }
 )

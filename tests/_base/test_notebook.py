@@ -38,6 +38,30 @@ def test_a_run_shows_its_numbers_and_its_clients(runs):
     assert "clients after round 2" in shown
 
 
+def test_a_run_prints_as_a_line(runs):
+    assert re.fullmatch(
+        r"local on own data: 3 clients, 2 rounds, seed 0; accuracy [01]\.\d{3}"
+        r" \(worst client [01]\.\d{3}\); see summary\(\)",
+        str(runs["alone"]),
+    )
+
+
+def test_a_partition_is_drawn_as_clients_and_classes(runs):
+    federation = runs["alone"].federation
+    (axes, _) = ft.plot.partition(federation).axes
+    drawn = axes.images[0].get_array()
+    labels = federation.y.reshape(3, 30)
+    expected = [np.bincount(of_client, minlength=2) for of_client in labels]
+    order = [["a", "b", "<b>"].index(name) for name in federation.names]
+    assert drawn.tolist() == np.array(expected)[order].tolist()
+    numbers = federation.y.astype(np.float32)
+    regression = ft.federation.from_arrays(
+        federation.x, numbers, np.repeat(["a", "b", "c"], 30)
+    )
+    with pytest.raises(ValueError, match="no classes to draw"):
+        ft.plot.partition(regression)
+
+
 def test_names_of_clients_are_no_tags(runs):
     for value in (runs["alone"], runs["alone"].federation):
         shown = value._repr_html_()

@@ -18,6 +18,7 @@ import fedtailor
 import fedtailor as ft
 from conformance.examples import OPT_OUTS, opt_outs_table
 from conformance.methods import methods_table
+from fedtailor.models.metrics import Metric
 from fedtailor.protocol import Algorithm
 from fedtailor.testing import CHECKS
 
@@ -222,6 +223,18 @@ def test_write_an_algorithm(tmp_path, monkeypatch, capsys):
         sys.modules.pop("blend", None)
         Algorithm.registry.pop("blend", None)
     assert capsys.readouterr().out == blocks("write-an-algorithm.md", "text")[-1]
+
+
+def test_partition_data(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    try:
+        for block in blocks("partition-data.md"):
+            exec(compile(block, "partition-data.md", "exec"), names)
+    finally:
+        Metric.registry.pop("top_two", None)
+    assert capsys.readouterr().out == "".join(blocks("partition-data.md", "text"))
+    assert (tmp_path / "partition.png").stat().st_size > 3000
 
 
 def test_diagnose(capsys):

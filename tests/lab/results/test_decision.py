@@ -21,6 +21,7 @@ from fedtailor.engine.storage.run_files import (
 )
 from fedtailor.lab.report.comparison import BASELINE_ROW, other_metrics_table, tables
 from fedtailor.lab.report.document import as_dict, markdown
+from fedtailor.lab.report.overview import paragraphs
 from fedtailor.lab.report.page.contents import client_table
 from fedtailor.lab.results.decision import decide
 from fedtailor.lab.results.experiment import StoredExperiment
@@ -429,6 +430,23 @@ def test_gains_in_areas_follow_from_rows_of_two_classes(tmp_path):
     gains = decision.gains.filter(pl.col("method") == "SHARED")
     verdicts = dict(gains.select("client", "verdict").iter_rows())
     assert verdicts == {"gains": "helps", "loses": "hurts", "same": "cannot tell"}
+
+
+def test_unseen_clients_that_nobody_named_are_a_line_and_no_table(tmp_path):
+    """It was a table of dashes."""
+    experiment = build(tmp_path)
+    write_index(
+        tmp_path,
+        experiment.index.method_runs,
+        algorithms=experiment.index.algorithms,
+        published={},
+        sweeps={},
+        metrics=["mean", "unseen"],
+    )
+    experiment = StoredExperiment.read(tmp_path, NAME)
+    assert "unseen" not in tables(experiment)
+    (said,) = [text for text in paragraphs(experiment) if "unseen clients is" in text]
+    assert "unseen = 0.2" in said
 
 
 def test_the_mean_of_the_leader_is_said_to_be_too_good(tmp_path):

@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedtailor._base.choice import require
 from fedtailor._base.notebook import html_paragraphs, table_of_frame
+from fedtailor._base.printable import one_line
 from fedtailor.aggregation.accounting import Ledger
 from fedtailor.data.federation import Federation
 from fedtailor.data.tables import Preprocessing
@@ -251,6 +252,20 @@ class Run:
         else:
             models = [self.personal(client) for client in clients]
         return export_models(models, directory)
+
+    def __repr__(self) -> str:
+        """The run in a line, such as "fedavg on digits: 20 clients, 10 rounds, seed 0;
+        accuracy 0.912 (worst client 0.830); see summary()".
+        """
+        try:
+            found = self.summary()
+        except ValueError:  # an opened run whose files are damaged
+            return object.__repr__(self)
+        return one_line(
+            f"{found.algorithm} on {found.federation}: {found.clients} clients,"
+            f" {found.rounds} rounds, seed {found.seed}; {found.metric} {found.mean:.3f}"
+            f" (worst client {found.worst:.3f}); see summary()"
+        )
 
     def _repr_html_(self) -> str:
         """The run in a notebook: its numbers, and those of each client."""

@@ -15,11 +15,11 @@ from fedtailor.lab.experiments.compared_runs import ComparedRuns
 from fedtailor.lab.experiments.experiment import Candidate, ComparedMethod
 from fedtailor.protocol import Diverged
 
-MIN_ROUNDS, MAX_ROUNDS = 3, 9
+MIN_ROUNDS, MAX_ROUNDS = 2, 9
 """Timed rounds of a setting, of which the median counts: other work on the machine may
 delay single ones.
 """
-MIN_SECONDS, MAX_SECONDS = 0.5, 10.0
+MIN_SECONDS, MAX_SECONDS = 0.2, 2.0
 """Times after which further rounds are not needed, or not affordable."""
 
 BeforeSetting = Callable[[ComparedMethod, Candidate], None]

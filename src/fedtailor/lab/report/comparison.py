@@ -44,7 +44,11 @@ def tables(experiment: StoredExperiment) -> dict[str, ReportTable]:
     sorted_scenarios = sorted(
         index.scenarios, key=lambda scenario: experiment.unit(scenario).label
     )
-    for metric in index.metrics:
+    metrics = list(index.metrics)
+    if experiment.lacks_unseen:
+        # It would have no number.
+        metrics.remove("unseen")
+    for metric in metrics:
         for unit, scenarios in groupby(sorted_scenarios, key=experiment.unit):
             # A table has a single unit.
             name = metric if metric not in result else slug(f"{metric} {unit.label}")

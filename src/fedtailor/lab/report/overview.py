@@ -43,6 +43,11 @@ def paragraphs(experiment: StoredExperiment) -> list[str]:
         paragraphs.append(
             f"Means over fewer than the {len(index.seeds)} seeds say over how many: [n]"
         )
+    if experiment.lacks_unseen:
+        paragraphs.append(
+            "The table of unseen clients is left out, as all clients train: name some that"
+            " never do (unseen = 0.2 in a scenario of the file)"
+        )
     if index.budget is not None:
         paragraphs.append(
             f"Budget: {index.budget.rounds:,} rounds instead of {index.budget.full:,}:"

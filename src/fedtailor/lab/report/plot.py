@@ -1,4 +1,4 @@
-"""The four figures that people ask for first, of runs in memory.
+"""The figures that people ask for first, of federations and runs in memory.
 
 Each function returns a matplotlib figure, which a notebook shows and `savefig` writes.
 
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedtailor._base.choice import require
+from fedtailor.data.federation import SPLITS, Federation
 from fedtailor.engine.runs import Run
 from fedtailor.lab.report.figures import style
 from fedtailor.protocol import MatrixDiagnostic
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["beside", "by_client", "by_round", "who_learns_from_whom"]
+__all__ = ["beside", "by_client", "by_round", "partition", "who_learns_from_whom"]
 
 RunOrRuns = Run | Mapping[str, Run]
 """A run, or several with a label each."""
@@ -110,6 +111,34 @@ def beside(
     ends = [min(across.min(), up.min()), max(across.max(), up.max())]
     axes.plot(ends, ends, color="gray", linewidth=1)
     axes.plot(across, up, "o")
+    return _finished(figure, axes, {})
+
+
+def partition(federation: Federation) -> "Figure":
+    """How many examples each client has of each class, all splits together.
+
+    A row is a client, a column a class; the darker a cell, the more examples.
+
+    Raises:
+        ValueError: the data have no classes.
+
+    Example:
+        >>> ft.plot.partition(federation).savefig("partition.png")
+    """
+    classes = federation.classes
+    require(
+        classes is not None,
+        f"{federation.name} has no classes to draw; see the sizes in federation.describe()",
+    )
+    assert classes is not None
+    counts = np.zeros((len(federation), classes), np.int64)
+    for client in range(len(federation)):
+        for split in SPLITS:
+            labels = federation.y[getattr(federation, split)[client]]
+            counts[client] += np.bincount(labels, minlength=classes)
+    figure, axes = _axes("class", "client")
+    image = axes.imshow(counts, aspect="auto", cmap="Greys", vmin=0)
+    figure.colorbar(image, label="examples")
     return _finished(figure, axes, {})
 
 

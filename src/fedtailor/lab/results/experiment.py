@@ -164,6 +164,18 @@ class StoredExperiment:
             return f"rounds until the validation loss stands still, {rounds:,} at most"
         return f"{rounds} rounds"
 
+    @cached_property
+    def lacks_unseen(self) -> bool:
+        """Whether unseen clients were asked for and no finished run has any."""
+        runs = [
+            run
+            for by_method in self.runs.values()
+            for seeds in by_method.values()
+            for run in seeds
+        ]
+        has_any = any(run.clients["unseen"].any() for run in runs)
+        return bool(runs) and "unseen" in self.index.metrics and not has_any
+
     def unit(self, scenario: str) -> Unit:
         """The unit of a scenario's metric."""
         units = (run.unit for runs in self.runs[scenario].values() for run in runs)

@@ -65,6 +65,7 @@ class MixedModel:
 
     Attributes:
         beta: fixed effects [p], the intercept first.
+        beta_covariance: of their estimates [p, p], (X'V^-1 X)^-1 at the estimated V.
         covariance: D [q, q], of the columns `random`.
         sigma2: variance of a row's error.
         random: the columns of X whose coefficients differ by client [q].
@@ -73,6 +74,7 @@ class MixedModel:
     """
 
     beta: Float[np.ndarray, " p"]
+    beta_covariance: Float[np.ndarray, "p p"]
     covariance: Float[np.ndarray, "q q"]
     sigma2: float
     random: NDArray[np.int64]
@@ -188,6 +190,7 @@ def mixed_model_at(
     blups = profile.score @ relative
     return MixedModel(
         profile.beta,
+        profile.inverse * profile.sigma2,
         relative * profile.sigma2,
         profile.sigma2,
         sums.random,
@@ -230,6 +233,7 @@ class _Profile:
         deviance: minus twice the restricted log-likelihood.
         slope: its derivative with respect to F [q, q].
         beta: the generalised least squares estimate [p].
+        inverse: (X'V^-1 X)^-1 [p, p].
         sigma2: variance of a row's error.
         score: Z'V^-1 (y - X beta) of each client [k, q], where V = I + Z F F' Z'.
     """
@@ -237,6 +241,7 @@ class _Profile:
     deviance: float
     slope: Float[np.ndarray, "q q"]
     beta: Float[np.ndarray, " p"]
+    inverse: Float[np.ndarray, "p p"]
     sigma2: float
     score: Float[np.ndarray, "k q"]
 
@@ -268,4 +273,4 @@ def _profile(half: Float[np.ndarray, "q q"], sums: _Sums) -> _Profile:
         - np.einsum("kqp,ps,krs->qr", white, inverse, white) @ half
         - score.T @ score @ half / sigma2
     )
-    return _Profile(float(deviance), slope, beta, float(sigma2), score)
+    return _Profile(float(deviance), slope, beta, inverse, float(sigma2), score)

@@ -20,7 +20,9 @@ def page() -> str:
     lines = [
         "# Scripts and agents",
         "",
-        "*For whom: you write a program, or are one, that calls fedtailor.*",
+        "*For whom: you write a program, or are one, that calls fedtailor.* An agent that reads"
+        " skills finds one in `skills/fedtailor/SKILL.md` of the repository, and beside"
+        " `llms.txt` on this site.",
         "",
         """Commands never ask anything. Results go to the standard output, progress and errors to the standard error. An
 error is one line that begins with `fedtailor:` and says what is wrong and what to do; nothing half-written is left.
@@ -77,6 +79,7 @@ def llms() -> str:
 ## Read first
 
 - [Tutorial](tutorial.html): from a table to a model that can be handed over
+- [Skill](SKILL.md): diagnose, compare, decide, finalize, and what never to do with test rows
 - [Scripts and agents](generated/agents.html): exit codes, `--json`, schemas
 - [Commands](generated/commands.html): every option
 - [Names in Python](generated/api/index.html)

@@ -310,9 +310,35 @@ def test_every_page_says_for_whom_it_is(page):
     assert "*For whom: " in (ROOT / "docs" / page).read_text()
 
 
+SKILL = ROOT / "skills" / "fedtailor" / "SKILL.md"
+
+
+def test_the_skill_has_the_published_form():
+    """Agent Skills: a front matter with a name, that of the folder, and a description of
+    at most 1,024 characters; at most 500 lines.
+    """
+    _, head, body = SKILL.read_text().split("---\n", 2)
+    fields = dict(line.split(": ", 1) for line in head.splitlines())
+    assert fields["name"] == SKILL.parent.name
+    assert 0 < len(fields["description"]) <= 1024
+    assert len(fields["compatibility"]) <= 500
+    assert len(body.splitlines()) < 500
+    for step in ("Diagnose", "Compare", "Decide", "Finalize", "What never to do"):
+        assert re.search(rf"^## .*{step}", body, re.MULTILINE), step
+
+
+def test_the_skill_names_fields_of_what_compare_prints():
+    """Beside the schemas, which leave a decision open."""
+    named = set(re.findall(r"`(?:verdict\.)?(\w+)`", SKILL.read_text()))
+    source = (ROOT / "src/fedtailor/lab").rglob("*.py")
+    text = "".join(path.read_text() for path in source)
+    for name in {"sentences", "clients", "gains", "p_holm", "left_out"} & named:
+        assert f'"{name}"' in text, name
+
+
 def shell_commands():
     """The lines of the pages that call fedtailor, with the page of each."""
-    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    pages = [ROOT / "README.md", SKILL, *(ROOT / "docs").glob("*.md")]
     for page in pages:
         blocks = re.findall(r"^ *```sh\n(.*?)^ *```", page.read_text(), re.S | re.M)
         for line in "\n".join(blocks).replace("\\\n", " ").splitlines():
@@ -334,7 +360,7 @@ def options_known(words):
         "federation": rest[:1],
         "run": rest[:2],
         "compare": ["E.toml" if rest and rest[0].endswith(".toml") else "T.csv"],
-        "diagnose": ["T.csv" if rest and "." in rest[0] else rest[0]],
+        "diagnose": ["T.csv"] if rest and "." in rest[0] else rest[:1],
     }.get(name, [])
     found = commands.options(name, variant)
     assert found is not None, words

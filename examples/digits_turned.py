@@ -40,7 +40,9 @@ curves.legend()
 ucfl = runs["four streams"]
 found = ucfl.algorithm.diagnostics(ucfl.training.server)
 matrix = next(one for one in found if one.name == "collaboration")
-groups = [client.group for client in federation]
+# A matrix between clients has the order in which the run knows them.
+group_of = dict(zip(federation.names, (c.group for c in federation), strict=True))
+groups = [group_of[name] for name in ucfl.training.population.names]
 order = np.argsort(groups, kind="stable")
 weights.imshow(matrix.values[np.ix_(order, order)], cmap="viridis")
 weights.set(title="who learns from whom", xlabel="client", ylabel="client")

@@ -7,12 +7,15 @@ second step. The same steps, with what each of them prints, are the tutorial.
 
 from contextlib import redirect_stdout
 from io import StringIO
+from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
 import polars as pl
 
 from fedtailor.cli import main
+from fedtailor.lab.results.stored import StoredRun
+from fedtailor.protocol import client_ids
 
 # 1. A table: one row for each patient, a column for the hospital, one to predict. In
 # the west, age and cholesterol mean something else than in the other three hospitals;
@@ -61,25 +64,68 @@ def run() -> None:
     with redirect_stdout(StringIO()):
         main(["report", "fedtailor-results", "--html", "report.html"])
         main(["report", "fedtailor-results", "--out", "report", "--no-figures"])
-    picture(pl.read_csv("report/hospitals/tables/hospitals-gains.csv"))
+    picture(
+        learned_from(Path("fedtailor-results")),
+        pl.read_csv("report/hospitals/tables/hospitals-gains.csv"),
+    )
 
 
-def picture(gains: pl.DataFrame) -> None:
-    """Draws the gain of each hospital by each method, with its interval."""
-    figure, axes = plt.subplots(figsize=(7, 4))
-    colors = {"fedavg": "C0", "ditto": "C1", "ucfl": "C2"}
-    for place, row in enumerate(gains.iter_rows(named=True)):
-        axes.plot([row["from"], row["to"]], [place, place], color=colors[row["method"]])
-        axes.plot(row["gain"], place, "o", color=colors[row["method"]])
-    labels = [
-        f"{row['client']}, {row['method']}" for row in gains.iter_rows(named=True)
-    ]
-    axes.set_yticks(range(len(labels)), labels)
-    axes.invert_yaxis()
-    axes.axvline(0, color="gray", linewidth=1)
-    axes.set(xlabel="gain over training alone, points of accuracy (95 % interval)")
-    figure.tight_layout()
-    figure.savefig("hospitals.png", dpi=120)
+def learned_from(results: Path) -> pl.DataFrame:
+    """UCFL's weights, mean over the seeds: how much a row's hospital learns from each."""
+    frames = []
+    for path in results.glob("runs/*/ucfl-*"):
+        run = StoredRun(path)
+        if "collaboration" not in run.diagnostics:
+            continue
+        # The rows and columns of a diagnostic are in the order of clients' ids.
+        names = list(run.seen_clients["client"])
+        names = [names[i] for i in np.argsort(client_ids(tuple(names)))]
+        weights = run.diagnostics["collaboration"].values
+        for name, row in zip(names, weights, strict=True):
+            frames.append(
+                pl.DataFrame({"hospital": name, **dict(zip(names, row, strict=True))})
+            )
+    means = pl.concat(frames, how="diagonal").group_by("hospital").mean()
+    return means.sort("hospital")
+
+
+def picture(weights: pl.DataFrame, gains: pl.DataFrame) -> None:
+    """Draws who learns from whom, and the gain of each hospital with its interval."""
+    hospitals = list(weights["hospital"])
+    figure, (matrix, forest) = plt.subplots(
+        1, 2, figsize=(9, 3.8), width_ratios=(1, 1.5), layout="constrained"
+    )
+    values = weights.select(hospitals).to_numpy()
+    matrix.imshow(values, cmap="Blues", vmin=0, vmax=0.7)
+    for row, column in np.ndindex(values.shape):
+        color = "white" if values[row, column] > 0.4 else "black"
+        text = f"{100 * values[row, column]:.0f} %"
+        matrix.text(column, row, text, ha="center", va="center", color=color)
+    matrix.set_xticks(range(len(hospitals)), hospitals)
+    matrix.set_yticks(range(len(hospitals)), hospitals)
+    matrix.tick_params(length=0)
+    matrix.set(title="Who learns from whom", xlabel="learns from (UCFL's weights)")
+
+    methods = {"fedavg": "C1", "ditto": "C7", "ucfl": "C0"}
+    names = {"fedavg": "FedAvg, one model", "ditto": "Ditto", "ucfl": "UCFL"}
+    for row in gains.iter_rows(named=True):
+        method = row["method"]
+        place = hospitals.index(row["client"])
+        place += 0.22 * (list(methods).index(method) - 1)
+        # The legend names each method once.
+        label = names.pop(method, None)
+        forest.plot([row["from"], row["to"]], [place, place], color=methods[method])
+        forest.plot(row["gain"], place, "o", color=methods[method], label=label)
+    forest.axvline(0, color="gray", linewidth=1)
+    forest.set_yticks(range(len(hospitals)), hospitals)
+    forest.tick_params(axis="y", length=0)
+    forest.invert_yaxis()
+    forest.set(title="What each hospital gains over training alone")
+    forest.set(xlabel="points of accuracy, 95 % interval")
+    forest.legend(loc="lower right", frameon=False)
+    for side in ("top", "right", "left"):
+        forest.spines[side].set_visible(False)
+    figure.savefig("hospitals.png", dpi=150)
 
 
 if __name__ == "__main__":

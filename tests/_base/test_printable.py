@@ -122,7 +122,9 @@ def test_every_log_of_a_federation_goes_through_the_cleaner():
     """The functions that print by default: `say`, and no other."""
     import inspect
 
-    from fedtailor.remote import flower_client, flower_server, service
+    from fedtailor.remote import service
+    from fedtailor.remote.flower import client as flower_client
+    from fedtailor.remote.flower import server as flower_server
 
     functions = [
         service.connected,

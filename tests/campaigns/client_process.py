@@ -209,7 +209,7 @@ class _Pipe:
 
 
 def _main() -> None:
-    from fedtailor.remote import flower_client
+    from fedtailor.remote.flower import client as flower_client
     from fedtailor.remote.service import join
 
     resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))

@@ -14,7 +14,8 @@ from unittest.mock import patch
 
 import numpy as np
 
-from fedtailor.remote import bounded_http, flower_client
+from fedtailor.remote.flower import bounded_http
+from fedtailor.remote.flower import client as flower_client
 from fedtailor.remote.flower.client import FleetConnection, answer_messages
 from fedtailor.remote.flower.common import MESSAGE_TYPE, require_flower, wrap
 from fedtailor.remote.flower.server import GridTransport

@@ -19,9 +19,11 @@ from campaigns.marked import Secrets
 from campaigns.port import OpenPort
 from campaigns.small_run import start
 from campaigns.unsteady import Unsteady
-from fedtailor.remote import bounded_http, flower_server, messages
 from fedtailor.remote.client.boosting import BoostingClient
 from fedtailor.remote.client.store import ClientStore
+from fedtailor.remote.flower import bounded_http
+from fedtailor.remote.flower import server as flower_server
+from fedtailor.remote.wire import messages
 
 TRIES = {
     "kill": 5,

@@ -38,7 +38,7 @@ def test_the_demo_in_miniature(tmp_path, capsys, monkeypatch):
     assert {path: path.read_bytes() for path in before} == before
 
 
-README = Path(__file__).parents[2] / "README.md"
+PAGE = Path(__file__).parents[2] / "docs" / "demo.md"
 TWO_METHODS = """
 import json, pathlib, sys
 from fedtailor.cli.commands import demo
@@ -52,10 +52,10 @@ print(json.dumps([[str(cell) for cell in row] for row in table.rows]))
 """
 
 
-def rows_of_readme():
-    """Label -> cells of the README's first table of the demo."""
+def rows_of_page():
+    """Label -> cells of the first table of the demo's page."""
     title = "digits-rotated, 3 seeds; time to FedAvg's best accuracy"
-    table = README.read_text().partition(title)[2].partition("\n\n")[0]
+    table = PAGE.read_text().partition(title)[2].partition("\n\n")[0]
     rows = {}
     for line in table.splitlines():
         if " ± " in line:
@@ -65,7 +65,7 @@ def rows_of_readme():
 
 
 @pytest.mark.slow
-def test_the_table_in_the_readme_is_of_this_version(tmp_path):
+def test_the_table_on_the_page_is_of_this_version(tmp_path):
     """As users see it: two devices, and XLA's optimisations."""
     environment = {**os.environ, "JAX_NUM_CPU_DEVICES": "2", "XLA_FLAGS": ""}
     done = subprocess.run(
@@ -75,7 +75,7 @@ def test_the_table_in_the_readme_is_of_this_version(tmp_path):
         check=True,
         env=environment,
     )
-    printed = rows_of_readme()
+    printed = rows_of_page()
     assert len(printed) == 6
     for label, *cells in json.loads(done.stdout.splitlines()[-1]):
         accuracy, worst, down, up, *_ = cells

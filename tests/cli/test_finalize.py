@@ -230,6 +230,10 @@ def test_sets_of_final_models_are_from_test_rows_of_the_comparison(copied, call)
     assert call("export", results, "--out", out)[0] == 0
     code, again, _ = call("predict", out, *ask[2:], "--coverage", "0.9")
     assert code == 0 and again == shown
+    # The card says what `predict` gives: it said that there are none.
+    _, card, _ = call("card", results, "--client", "north")
+    assert "Sets of 90 % (`predict --coverage 0.9`)" in card and " test rows." in card
+    assert "Sets and intervals are from the test rows of the comparison's" in card
 
 
 def test_test_rows_are_kept_back_if_asked(copied, call):

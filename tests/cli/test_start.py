@@ -6,7 +6,7 @@ from importlib import import_module
 
 import pytest
 
-from fedtailor.cli import typed_names
+from fedtailor.cli.described_methods import built_in_methods
 from fedtailor.protocol import Algorithm
 
 HEAVY = (
@@ -40,7 +40,7 @@ def test_sources_describe_methods_as_their_classes_do():
         for name, method in Algorithm.registry.items()
         if method.__module__.startswith("fedtailor.algorithms")
     }
-    assert typed_names.built_in_methods() == registered
+    assert built_in_methods() == registered
 
 
 def test_a_run_imports_neither_what_only_tables_need_nor_scikit_learn(tmp_path):
@@ -75,9 +75,3 @@ def test_what_a_command_imports_is_no_garbage(first, found):
         check=True,
     )
     assert done.stderr.strip() == found
-
-
-def test_a_method_is_known_to_be_built_in_by_its_name_alone():
-    for name in typed_names.built_in_methods():
-        assert typed_names._is_built_in(name), name
-    assert not typed_names._is_built_in("fedavgg")

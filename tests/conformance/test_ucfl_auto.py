@@ -23,7 +23,7 @@ from conformance.problems import (
 )
 from fedtailor.aggregation import Probe, user_centric_weights
 from fedtailor.algorithms import UCFL, FedAvg, UCFLParallel
-from fedtailor.algorithms.helpers.user_centric import Trial
+from fedtailor.algorithms.helpers.trial import Trial
 from fedtailor.algorithms.ucfl import CANDIDATES
 from fedtailor.data.federation.splits import Ragged
 from fedtailor.protocol import SGD

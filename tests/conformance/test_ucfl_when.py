@@ -24,7 +24,8 @@ from conformance.problems import (
 from fedtailor.aggregation import Probe
 from fedtailor.algorithms import UCFL, FedAvg, Local, UCFLParallel
 from fedtailor.algorithms.helpers import warm_up
-from fedtailor.algorithms.helpers.user_centric import Trial, UCFLState
+from fedtailor.algorithms.helpers.trial import Trial
+from fedtailor.algorithms.helpers.user_centric import UCFLState
 from fedtailor.algorithms.helpers.warm_up import (
     ASKED_AFTER,
     TEST_SHARE,

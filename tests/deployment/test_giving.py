@@ -7,8 +7,12 @@ import pytest
 
 import fedtailor as ft
 from fedtailor.cli.main import main
+from fedtailor.deployment import contributions
 from fedtailor.deployment.contributions import who_gives
 from fedtailor.deployment.opening import open_run
+from fedtailor.engine.executors import Settings
+from fedtailor.lab.results.decision import decide
+from lab.results.test_decision import build
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +54,20 @@ def of_three(tmp_path_factory):
             directory=directories[-1],
         )
     return directories
+
+
+def test_a_comparison_is_explained_by_the_method_that_its_decision_speaks_of(
+    tmp_path, monkeypatch
+):
+    """And not by the one with the best mean, which here trains alone and gives nothing."""
+    experiment = build(tmp_path)
+    verdict = decide(experiment, "shift").verdict
+    experiment.index.scenarios.pop("permuted")
+    monkeypatch.setattr(contributions, "experiments", lambda *_: [experiment])
+    monkeypatch.setattr(contributions, "open_run", lambda path, **options: path)
+    runs = contributions.runs_at([tmp_path], None, Settings())
+    assert verdict.recommendation.method == "LOCAL"
+    assert runs == [run.path for run in experiment.runs["shift"][verdict.shared]]
 
 
 def test_leaving_out_is_a_training_without(of_three):

@@ -2,6 +2,8 @@
 back.
 """
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -495,3 +497,41 @@ def test_refusals(build, message):
     with pytest.raises(ValueError, match=message) as refused:
         build()
     assert "\n" not in str(refused.value)
+
+
+class _OfTwo(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 3)
+
+    def forward(self, x, mask):
+        return self.layer(x * mask)
+
+
+@pytest.mark.parametrize(
+    ("make", "advice"),
+    [
+        (_OfTwo, "takes 2 inputs (x, mask): a module takes one tensor and gives one;"),
+        (
+            lambda: torch.nn.DataParallel(torch.nn.Linear(4, 3)),
+            "not a DataParallel: clients train on one device; pass the module in it",
+        ),
+        (lambda: torch.compile(torch.nn.Linear(4, 3)), "was given to torch.compile"),
+        (
+            lambda: torch.jit.script(torch.nn.Linear(4, 3)),
+            "pass the torch.nn.Module that it was made from",
+        ),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_what_is_around_a_module_is_said_with_what_to_pass(make, advice):
+    with pytest.raises(ValueError, match=re.escape(advice)) as refused:
+        models.from_torch(make, torch.zeros(1, 4))
+    assert "\n" not in str(refused.value)
+
+
+def test_several_example_inputs_are_refused_with_what_to_write():
+    with pytest.raises(ValueError, match="takes the inputs side by side"):
+        models.from_torch(
+            lambda: torch.nn.Linear(4, 3), (torch.zeros(1, 4), torch.zeros(1, 4))
+        )

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+import published
+
 ROOT = Path(__file__).parents[2]
 if not (ROOT / "examples").exists():
     pytest.skip("examples are in the repository only", allow_module_level=True)
@@ -22,7 +24,6 @@ a test row is a few hundredths of a small client.
 PROCESSES = {"five_processes"}
 LONG = PROCESSES | {"shakespeare_transformer"}
 """Examples that take minutes."""
-DATA = ROOT.parent / "shared" / "data"
 DECISIONS = {"hospitals": "Decision: ", "wearables": "Use local: "}
 """Examples that print whole reports, whose wording has tests of its own -> what a report
 decides.
@@ -40,8 +41,8 @@ decides.
     ],
 )
 def test_an_example_prints_what_the_gallery_shows(name, tmp_path, monkeypatch):
-    if "FEDTAILOR_DATA" not in os.environ and DATA.is_dir():
-        monkeypatch.setenv("FEDTAILOR_DATA", str(DATA))
+    if published.DATA.is_dir():
+        monkeypatch.setenv("FEDTAILOR_DATA", str(published.DATA))
     if name in PROCESSES and "FEDTAILOR_PROCESS_TESTS" not in os.environ:
         pytest.skip("starts servers and clients; set FEDTAILOR_PROCESS_TESTS=1")
     printed = gallery.run(name, tmp_path)

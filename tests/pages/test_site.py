@@ -58,9 +58,8 @@ def test_every_main_name_has_an_example(name):
 WITHOUT_EXAMPLE = {
     "aggregation": {"reporter_weights", "restrict_to_reporters"},
     "statistics.decision": {"metric_interval"},
-    "engine.executors": {"LockstepGroup", "TorchExecutor", "newcomer_executor"},
+    "engine.executors": {"LockstepGroup", "newcomer_executor"},
     "engine.storage": {"Checkpoints", "manifest"},
-    "testing": {"check_algorithm"},
     "lab.trackers": {"MLflow", "TensorBoard", "WandB", "find_trackers"},
 }
 """Package -> names that only programs inside fedtailor call, or that need a package
@@ -399,7 +398,8 @@ def test_every_anchor_that_a_message_names_is_in_the_documentation():
     assert len(anchors) > 15
     for anchor in anchors:
         page, _, heading = anchor.partition("#")
-        assert heading in headings(page), anchor
+        there = headings(page)
+        assert not heading or heading in there, anchor  # without one it is the page
 
 
 def test_every_message_that_is_explained_names_its_explanation():

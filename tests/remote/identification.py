@@ -100,8 +100,8 @@ def projection(matrix):
 
 
 def identified(numbers, table, columns):
-    """What follows from numbers: sets of fewer than five cells of a column, of which a
-    combination is known, as (column, rows).
+    """What follows from numbers: sets of fewer than five rows, of whose cells a combination
+    is known. So a sum over few rows is found, and a product of two cells of one row.
 
     Args:
         numbers: function of a table to all numbers that leave the client.
@@ -112,19 +112,36 @@ def identified(numbers, table, columns):
     if not cells:
         return []
     known = projection(jacobian(numbers, table, cells))
+    # [rows, columns] the place of each cell; the last place, of zeros, stands for others.
+    known = np.pad(known, ((0, 1), (0, 1)))
+    places = np.full((len(table[columns[0]]), len(columns)), -1)
+    for place, (name, row) in enumerate(cells):
+        places[row, list(columns).index(name)] = place
+    rows, found = np.flatnonzero((places >= 0).any(axis=1)), list[tuple[int, ...]]()
+    for size in range(1, MIN_ROWS):
+        sets = np.array(list(itertools.combinations(rows, size)))
+        if not len(sets):
+            continue
+        of_set = places[sets].reshape(len(sets), -1)
+        blocks = known[of_set[:, :, None], of_set[:, None, :]]
+        is_known = np.linalg.eigvalsh(blocks)[:, -1] > 1 - SAME
+        # A larger set that holds a smaller one says nothing new.
+        smaller = [set(it) for it in found]
+        for it in sets[is_known].tolist():
+            if not any(one <= set(it) for one in smaller):
+                found.append(tuple(it))
+    return found
+
+
+def count_vectors(levels, count, total, squares):
+    """All numbers of rows of each level that have this count, sum and sum of squares."""
     found = []
-    for name in columns:
-        places = [place for place, cell in enumerate(cells) if cell[0] == name]
-        for size in range(1, MIN_ROWS):
-            sets = np.array(list(itertools.combinations(places, size)))
-            if not len(sets):
-                continue
-            blocks = known[sets[:, :, None], sets[:, None, :]]
-            is_known = np.linalg.eigvalsh(blocks)[:, -1] > 1 - SAME
-            rows = [tuple(cells[place][1] for place in it) for it in sets[is_known]]
-            # A larger set that holds a smaller one says nothing new.
-            smaller = [set(it) for column, it in found if column == name]
-            found += [
-                (name, it) for it in rows if not any(one <= set(it) for one in smaller)
-            ]
+    for rows in itertools.product(range(count + 1), repeat=len(levels) - 2):
+        left = count - sum(rows)
+        rest = total - np.dot(rows, levels[2:])
+        far = squares - np.dot(rows, np.square(levels[2:]))
+        # the first two levels are 0 and 1
+        ones = rest
+        if 0 <= ones <= left and ones == far:
+            found.append((left - ones, ones, *rows))
     return found

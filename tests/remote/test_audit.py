@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedtailor.cli import main
-from fedtailor.remote import audit
+from fedtailor.remote.client import audit
 from fedtailor.remote.client.audit import AUDIT, REPEATED, AuditLog, read_audit
 from fedtailor.remote.wire.messages import (
     Request,

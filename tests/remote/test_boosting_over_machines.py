@@ -9,23 +9,27 @@ import pytest
 
 from fedtailor.cli import main
 from fedtailor.engine.storage.export import load_models
+from fedtailor.remote.client.boosting import CLIENTS
 from fedtailor.remote.client.policy import Policy
 from fedtailor.remote.client.round_requests import PERSONAL
 from fedtailor.remote.job.examples import federation_from_rows
+from fedtailor.remote.job.plan import plan_of
 from fedtailor.remote.server.boosting import SHARED, TREES, UNDER_WAY, boost_clients
 from fedtailor.remote.service import (
     Connection,
     agree_on_preprocessing,
     wait_for_clients,
 )
+from fedtailor.remote.sums.server import SecureSumServer
 from fedtailor.remote.wire.boosting import BOOST, most_steps, read_steps
 from fedtailor.remote.wire.messages import (
+    Request,
     decode_reply,
     decode_request,
     encode_request,
 )
 from fedtailor.remote.wire.refusals import Refusal
-from fedtailor.remote.wire.secure_sums import KEYS
+from fedtailor.remote.wire.secure_sums import KEYS, SUM
 from fedtailor.remote.wire.transport import LoopbackTransport, TooFewClients
 from fedtailor.statistics.boosting import (
     BoostedModel,
@@ -444,6 +448,53 @@ def test_the_same_questions_without_a_client_are_not_answered(tmp_path, scope):
             log=lines.append,
         )
     assert any(Refusal.UNSAFE_SUM.explanation in line for line in lines), lines
+
+
+def test_counts_are_added_with_the_same_weight_of_each_client(tmp_path, monkeypatch):
+    """With other weights one sum shows each client's counts, as its digits."""
+    clients = Boosted(tmp_path / "job")
+    run = SecureSumServer.run
+    monkeypatch.setattr(
+        SecureSumServer,
+        "run",
+        lambda self, weights: run(self, np.array([[8, 4, 2, 1]]) / 15),
+    )
+    with pytest.raises(TooFewClients):
+        clients.boost(patience=0.0)
+
+
+def test_a_sum_that_is_too_large_is_said_once_a_job(tmp_path):
+    """Else a coordinator that chooses predictions reads a target, a bit a question."""
+    clients = Boosted(tmp_path / "job", REST.replace("trees = 5", "trees = 50"))
+    client, plan = clients.client("a"), plan_of(clients.job)
+
+    def ask(step, run, *steps, **arrays):
+        algorithm = {
+            **plan.describe(0),
+            BOOST: {"steps": [{"kind": kind} for kind in steps], CLIENTS: 4},
+            SUM: {"name": f"{run}{step}", "kind": BOOST},
+        }
+        named = {name.replace("_", "/"): array for name, array in arrays.items()}
+        named = {name.removeprefix("at/"): array for name, array in named.items()}
+        request = Request(
+            *(clients.job.identity, step, 0, KEYS, "a"),
+            run=run,
+            algorithm=algorithm,
+            arrays=named,
+        )
+        return decode_reply(client(encode_request(request))).refusal
+
+    assert ask(0, "a", "start") is None
+    bins = {"at_0_ends": np.zeros(0), "at_0_bins": np.zeros(INPUTS, np.int64)}
+    # All that are wrong about their class have a loss of 10^6 each.
+    large = ask(
+        1, "a", "bins", "baseline", "loss", **bins, at_1_baseline=np.array([1e6])
+    )
+    assert large is Refusal.SUM_RANGE
+    for run in "ab":
+        assert ask(2 * (run == "a"), run, "start") is Refusal.SUM_RANGE
+    client = clients.client("a")  # after a restart, too
+    assert ask(0, "c", "start") is Refusal.SUM_RANGE
 
 
 def test_the_same_questions_with_a_row_less_are_not_answered(tmp_path):

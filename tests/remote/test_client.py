@@ -7,7 +7,6 @@ import shutil
 import numpy as np
 import pytest
 
-from fedtailor.remote import coordinate as coordinating
 from fedtailor.remote.client.audit import read_audit
 from fedtailor.remote.client.client import account_of, responder_of
 from fedtailor.remote.client.policy import POLICY
@@ -15,6 +14,7 @@ from fedtailor.remote.client.store import ClientStore
 from fedtailor.remote.job.job import read_job
 from fedtailor.remote.job.plan import plan_of
 from fedtailor.remote.keys.kit import Kit
+from fedtailor.remote.server import coordinate as coordinating
 from fedtailor.remote.wire.messages import Request, decode_reply, encode_request
 from fedtailor.remote.wire.refusals import Refusal
 from fedtailor.remote.wire.run_log import RunLog
@@ -234,13 +234,14 @@ def test_a_client_says_each_round_and_when_the_training_is_over(tmp_path):
     clients.client = client
     clients.train(NAMES)
     said = [line.split("INFO    ")[1] for line in lines if "INFO" in line]
-    assert "40 rows of a.csv fit the job 'wards'" in said[0]
-    assert said[1].startswith("round 1: answered 'client' (")
-    assert said[2].startswith("round 2: answered 'client' (")
-    assert said[3].startswith("round 2: answered 'personal' (")
-    assert said[4].startswith("the training is over; this client's own model is in ")
-    assert said[5].startswith("predict with it: fedtailor federation predict ")
-    assert len(said) == 6
+    assert said[0].startswith("a: this job sends 16 numbers")
+    assert "40 rows of a.csv fit the job 'wards'" in said[1]
+    assert said[2].startswith("round 1: answered 'client' (")
+    assert said[3].startswith("round 2: answered 'client' (")
+    assert said[4].startswith("round 2: answered 'personal' (")
+    assert said[5].startswith("the training is over; this client's own model is in ")
+    assert said[6].startswith("predict with it: fedtailor federation predict ")
+    assert len(said) == 7
     before = len(lines)
     assert clients.ask("a", client("a"), round=99).refusal == Refusal.ROUND
     assert not any("answered" in line for line in lines[before:])

@@ -6,7 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedtailor.remote.job.examples import federation_from_rows
+from fedtailor.algorithms import Then
+from fedtailor.protocol import SGD, Algorithm
 from fedtailor.remote.job.exposure import Exposure, exposure_of
 from fedtailor.remote.job.plan import plan_of
 from fedtailor.remote.wire.refusals import Refusal, Refused
@@ -29,14 +30,31 @@ def test_it_is_said_in_numbers():
         replace(OPEN, **safe).check(1)
 
 
-def test_a_job_counts_its_rounds_its_model_and_the_cells_that_train(tmp_path):
+def test_a_job_counts_its_rounds_its_vectors_and_the_cells_that_train(tmp_path):
+    """Before, a category counted once for each input that it becomes, a row once for each
+    window that it is in, and a vector for all vectors of a round: a job could send many
+    times more numbers for each cell than it said.
+    """
     clients = Clients(tmp_path / "job", rounds=4)
-    plan = plan_of(clients.job)
-    federation = federation_from_rows(clients.job, {"a": clients.rows["a"]})
-    found = exposure_of(plan, federation)
-    rows = len(federation.train[0])
-    inputs = federation.x.shape[1]
-    assert found == Exposure(plan.model.size, 4, rows * (inputs + 1), False, False)
+    plan, schema = plan_of(clients.job), clients.job.schema
+    size = plan.model.size
+    assert schema.width == 3 and len(schema.columns) == 2
+    found = exposure_of(plan, schema, 20)
+    assert found == Exposure(size, 4, 20 * 3, False, False)
+    for method, vectors in (("scaffold", 2), ("fedem", 3), ("local", 0)):
+        other = replace(plan, algorithm=Algorithm.registry[method]())
+        assert exposure_of(other, schema, 20).size == vectors * size
+
+
+def test_noise_of_one_phase_does_not_cover_the_others(tmp_path):
+    """Before, one round with private steps lifted the limit for all rounds without."""
+    plan = plan_of(Clients(tmp_path / "job", rounds=4).job)
+    fedavg = Algorithm.registry["fedavg"]
+    noisy = fedavg(sgd=SGD(lr=0.1, epochs=1, batch_size=8, dp_noise=1.0, dp_norm=1.0))
+    for first, has_noise in ((noisy, True), (fedavg(), False)):
+        schedule = replace(plan, algorithm=Then(first, 1, noisy))
+        assert schedule.has_noise_in_every_phase == has_noise
+        assert schedule.clients_need_secrets
 
 
 ROWS, RATE = 8, 0.1
@@ -74,4 +92,4 @@ def test_one_step_of_a_linear_model_shows_no_more_than_its_sums_of_products():
         return [*updates(it, models), *(x * (y - x * slope) for slope in (0.0, 1.0))]
 
     assert identified(together, table, "xzy") == []
-    assert ("x", (0,)) in identified(of_single_rows, table, "xzy")
+    assert (0,) in identified(of_single_rows, table, "xzy")

@@ -9,7 +9,8 @@ import threading
 import pytest
 
 from fedtailor.cli import main
-from fedtailor.remote import flower, flower_client
+from fedtailor.remote import flower
+from fedtailor.remote.flower import client as flower_client
 from fedtailor.remote.flower.client import (
     Disconnected,
     FleetConnection,
@@ -278,7 +279,7 @@ def test_no_answer_of_a_coordinator_ends_a_client_or_leads_it_elsewhere(
     )
     import httpx
 
-    from fedtailor.remote import bounded_http
+    from fedtailor.remote.flower import bounded_http
 
     monkeypatch.setattr(bounded_http, "total_memory", lambda: 2**23)
     monkeypatch.setattr(flower_client, "RETRY_S", (0.01, 0.02))

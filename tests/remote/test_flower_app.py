@@ -153,7 +153,7 @@ SUPERNODE = (
 @pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")
 def test_under_flowers_own_supernode_the_policy_holds(tmp_path, monkeypatch):
     """A process that Flower starts for each message runs the app that a server sends."""
-    from fedtailor.remote import flower_server
+    from fedtailor.remote.flower import server as flower_server
     from fedtailor.remote.flower.processes import free_port, running_superlink, stop
     from fedtailor.remote.flower.server import GridTransport, KeyDirectory, open_grid
     from fedtailor.remote.keys.kit import COORDINATOR

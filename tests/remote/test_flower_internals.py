@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import fedtailor
-from fedtailor.remote import flower_internals
+from fedtailor.remote.flower import internals as flower_internals
 from fedtailor.remote.flower.internals import INTERNALS
 
 PUBLIC = {"flwr.app", "flwr.clientapp", "flwr.serverapp"}

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="federations of machines need Flower (extra flower)")
 
-from fedtailor.remote import flower_server
+from fedtailor.remote.flower import server as flower_server
 from fedtailor.remote.flower.common import require_flower
 from fedtailor.remote.flower.server import GridTransport
 from remote.superlink_double import SuperLink

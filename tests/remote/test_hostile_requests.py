@@ -10,9 +10,9 @@ import pytest
 from safetensors import SafetensorError
 
 from fedtailor.aggregation.secure_sums import SecureSums
-from fedtailor.remote import request_size
 from fedtailor.remote.client.store import ClientStore
 from fedtailor.remote.sums.client import SecureSumClient
+from fedtailor.remote.wire import request_size
 from fedtailor.remote.wire.messages import Request, decode_reply
 from fedtailor.remote.wire.refusals import Refusal, Refused
 from fedtailor.remote.wire.request_size import check_size

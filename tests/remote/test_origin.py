@@ -7,7 +7,8 @@ import numpy as np
 import polars as pl
 import pytest
 
-from fedtailor.remote import job_work, service
+from fedtailor.remote import service
+from fedtailor.remote.client import table_requests as job_work
 from fedtailor.remote.client.store import ClientStore
 from fedtailor.remote.client.table_requests import JobHandler
 from fedtailor.remote.job.job import read_job
@@ -30,6 +31,7 @@ class Process:
             pl.read_csv(clients.directory / f"{name}.csv").head(rows).write_csv(data)
         store = ClientStore(state or clients.directory / f"state-{name}", job.identity)
         handler = JobHandler(job, name, data, store, log=self.lines.append)
+        self.lines.pop(0)  # how many numbers the job sends
         self.respond = Responder(
             job.identity,
             name,

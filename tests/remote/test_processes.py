@@ -22,9 +22,9 @@ pytest.importorskip(
 
 import httpx
 
-from fedtailor.remote import flower_server
 from fedtailor.remote.client.policy import POLICY
 from fedtailor.remote.demo import OPEN_POLICY
+from fedtailor.remote.flower import server as flower_server
 from fedtailor.remote.flower.client import FleetConnection, KeyRefused
 from fedtailor.remote.flower.common import require_flower
 from fedtailor.remote.flower.processes import free_port, running_superlink, stop

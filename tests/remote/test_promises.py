@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
@@ -178,6 +179,39 @@ def test_a_policy_answers_what_it_allows_whatever_keys_a_request_has(
         return
     assert set(more) - set(honest.algorithm) <= {"mode", "newcomer"}
     assert may
+
+
+@pytest.mark.parametrize(
+    ("rest", "is_hidden"),
+    [
+        (f"[privacy]\n{SECURE}", True),
+        ("", False),  # the coordinator sees its update anyway
+    ],
+    ids=["sums", "open"],
+)
+def test_a_client_whose_updates_are_hidden_says_once_that_its_model_diverged(
+    tmp_path, rest, is_hidden
+):
+    """23 models made for it told the largest age of one row to seven digits."""
+    clients = Clients(tmp_path / "job", method="fedavg", rest=rest)
+    plan, client = plan_of(clients.job), clients.client("a")
+
+    def ask(round, scale):
+        model = np.full((1, plan.model.size), scale, np.float32)
+        request = Request(
+            *(clients.job.identity, round, 0, "client", "a"),
+            run="ab",
+            algorithm=plan.describe(0),
+            arrays={"stream/model": model, "index/model": np.zeros(1, np.int32)},
+        )
+        return decode_reply(client(encode_request(request))).refusal
+
+    assert ask(0, 0.1) is None
+    assert ask(1, 3e38) is Refusal.DIVERGED
+    after = Refusal.DIVERGED if is_hidden else None
+    assert ask(2, 0.1) is after
+    client = clients.client("a")  # started again
+    assert ask(3, 0.1) is after
 
 
 def test_measurements_leave_once_a_round_and_not_by_default(tmp_path):

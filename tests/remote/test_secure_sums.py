@@ -2,7 +2,7 @@
 asked for too much.
 """
 
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 
@@ -14,11 +14,13 @@ pytest.importorskip(
 )
 pytest.importorskip("Crypto", reason="secure sums need PyCryptodome (extra flower)")
 
-from fedtailor.aggregation.secure_sums import FixedPoint, SecureSums
+from fedtailor.aggregation.secure_sums import FixedPoint, SecureSums, add_up
 from fedtailor.aggregation.sum_shares import ReleasedSums, largest_shares
-from fedtailor.remote import sum_client, sum_server
+from fedtailor.remote.sums import client as sum_client
+from fedtailor.remote.sums import server as sum_server
 from fedtailor.remote.sums.client import SecureSumClient
 from fedtailor.remote.sums.server import SecureSumServer
+from fedtailor.remote.wire.boosting import from_vector, to_vector
 from fedtailor.remote.wire.messages import Request, check_arrays
 from fedtailor.remote.wire.refusals import Refused
 from fedtailor.remote.wire.secure_sums import (
@@ -183,14 +185,16 @@ def test_a_client_is_lost_at_any_stage_and_the_others_go_on(stage, client):
 
 
 def test_a_sum_whose_clients_are_all_lost_is_not_there():
-    circle = Circle()
-    circle.lost["a"] = circle.lost["b"] = losing(VECTORS)
-    circle.settings = replace(SETTINGS, threshold=0.6)
+    circle = Circle(names=tuple("abcdefg"))
+    for name in "abc":
+        circle.lost[name] = losing(VECTORS)
+    circle.settings = replace(SETTINGS, threshold=0.51)
     for client in circle.clients.values():
         client._settings = circle.settings
-    sums, there = circle.run([[0.5, 0.5, 0, 0, 0], [0.0, 0.1, 0.2, 0.3, 0.4]])
+    others = [0.0, 0.0, 0.1, 0.2, 0.3, 0.2, 0.2]
+    sums, there = circle.run([[0.4, 0.3, 0.3, 0, 0, 0, 0], others])
     assert there.tolist() == [False, True] and not sums[0].any()
-    expected = circle.plain([[0.0, 0.1, 0.2, 0.3, 0.4]], "ab")[0]
+    expected = circle.plain([others], "abc")[0]
     np.testing.assert_allclose(sums[1], expected, atol=10 * FixedPoint(64.0).step)
 
 
@@ -247,13 +251,13 @@ def test_a_sum_of_one_client_almost_alone_is_not_made():
     ):
         circle.run([alone])
     assert VECTORS not in circle.seen
-    circle = Circle()  # of two that make a sum, one is lost
+    circle = Circle()  # of those that make a sum, one is lost
     circle.lost["a"] = losing(VECTORS)
     with pytest.raises(
         TooFewClients,
-        match=r"^client b would be 100% of sum 1.* as others are lost; the round does",
+        match=r"^client b would be 95% of sum 1.* as others are lost; the round does",
     ):
-        circle.run([[0.5, 0.5, 0, 0, 0]])
+        circle.run([[0.5, 0.475, 0.01, 0.01, 0.005]])
     assert UNMASK not in circle.seen
 
 
@@ -552,6 +556,80 @@ def test_the_other_clients_stages_stay_the_same_while_a_client_sends_nonsense(
         if STAGES.index(key[0]) < until:
             assert same[key] == answer
     assert all(wanted[key] == answer for key, answer in same.items())
+
+
+@pytest.fixture
+def unchecked(monkeypatch):
+    """A coordinator that asks for any weights, also of those that are left."""
+    monkeypatch.setattr(sum_server, "unsafe_sums", lambda *arguments: {})
+    monkeypatch.setattr(SecureSumServer, "_unsafe_combination", lambda self, it: "")
+
+
+@pytest.mark.parametrize(
+    "weights", [[0.5, 0.5, 0, 0, 0], [0.5, 0.4999, 0.0001, 0, 0]], ids=str
+)
+def test_clients_with_no_weight_do_not_make_a_sum_of_two_one_of_more(
+    unchecked, weights
+):
+    """Three had keys, two a weight: each of the two could subtract its own vector."""
+    circle = Circle()
+    with pytest.raises(TooFewClients):
+        circle.run([weights])
+    assert all("a sum is over 2 clients" in line for line in circle.lines)
+    assert len(circle.lines) == 5
+    with pytest.raises(ValueError, match="sum 1 would be over 2 clients"):
+        add_up(
+            np.array([weights]),
+            np.stack(list(circle.vectors.values())),
+            NAMES,
+            SETTINGS,
+            ReleasedSums(),
+        )
+
+
+def test_a_client_counts_the_clients_whose_vectors_are_in_a_sum(unchecked):
+    """Its policy says how many they are at least, to the end."""
+    weights = [[0.25, 0.25, 0.25, 0.25, 0.0]]
+    for least, lost, is_refused in (
+        (4, (), False),
+        (5, (), True),
+        (4, ("a",), True),
+        (3, ("a",), False),
+        (4, ("e",), False),
+    ):
+        circle = Circle()
+        for name in NAMES:
+            circle.clients[name] = SecureSumClient(name, SETTINGS, least=least)
+        circle.begin(0)
+        for name in lost:
+            circle.lost[name] = [UNMASK]
+            circle.change = lambda stage, name, arrays, lost=lost: (
+                {} if stage == VECTORS and name in lost else arrays
+            )
+        with pytest.raises(TooFewClients) if is_refused else nullcontext():
+            circle.run(weights)
+        told = [line for line in circle.lines if "a sum is over" in line]
+        assert bool(told) == is_refused, (least, lost)
+
+
+def test_whole_numbers_are_added_with_the_same_weight_of_each(unchecked):
+    """With the weights 81, 9 and 1 a sum of counts below 9 shows each, as its digits."""
+    point, counts = FixedPoint(SETTINGS.range), np.array([[8.0], [0.0], [4.0]])
+    same = np.full((1, 3), 1 / 3)
+    for weights, clients, is_refused in (
+        (np.array([[81, 9, 1]]) / 91, 91, True),
+        (np.array([[81, 9, 1]]) / 91, 3, True),
+        (same, 4, True),  # residues follow from rounding
+        (same, 3, False),
+    ):
+        circle = Circle(names=("a", "b", "c"), size=3)
+        for name, own in zip("abc", counts, strict=True):
+            vector = to_vector(own, clients, point)
+            circle.clients[name].hold(0, {"model": vector}, equally=clients)
+        with pytest.raises(TooFewClients) if is_refused else nullcontext():
+            sums, _ = circle.run(weights)
+            assert from_vector(sums[0], point) == [12.0]
+        assert bool(circle.lines) == is_refused
 
 
 def test_weights_that_go_around_the_numbers_of_sums_are_refused(monkeypatch):

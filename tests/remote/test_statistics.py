@@ -93,7 +93,7 @@ def rows_of(name, count=ROWS):
             "ward": ward,
             "risk": rng.choice(["low", "high"], count),
             "insured": rng.choice(["yes", "no"], count),
-            "seen": [f"2024-0{1 + place % 9}-11" for place in range(count)],
+            "seen": [f"2024-0{1 + place % 3}-11" for place in range(count)],
             "cost": 1000 + 20 * age,
             "note": "private",
         }

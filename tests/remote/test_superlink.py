@@ -16,7 +16,7 @@ import pytest
 from fedtailor._base.choice import MachineFailed
 from fedtailor.cli import main
 from fedtailor.cli.commands import federation
-from fedtailor.remote import processes, superlink
+from fedtailor.remote.flower import processes, superlink
 from fedtailor.remote.flower.superlink import (
     DEFAULT_LARGEST_BODY,
     LARGEST_BODY,

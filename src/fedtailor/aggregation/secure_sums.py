@@ -35,6 +35,9 @@ MAX_SHARE = 0.9
 A combination in which one client has a larger share is nearly that client's vector.
 """
 
+LEAST_WEIGHT = 1e-3
+"""A client with a smaller part of a sum hides nobody in it, and is not counted."""
+
 SCOPES = ("run", "round")
 """The sums of which no combination may show a client's vector: those of all rounds, or
 those of each round by itself.
@@ -256,7 +259,8 @@ def unsafe_sums(
     surviving: Bool[np.ndarray, " c"],
     names: Sequence[str],
 ) -> dict[int, str]:
-    """Find the sums in which one client's weight is too large to hide its vector.
+    """Find the sums in which one client's weight is too large to hide its vector, or that
+    are over too few clients.
 
     Args:
         weights: weight of each client in each sum.
@@ -264,11 +268,19 @@ def unsafe_sums(
         names: names of the clients.
 
     Returns:
-        For the index of each such sum, a line that names the client.
+        For the index of each such sum, a line.
     """
     unsafe = {}
-    for index, sizes in enumerate(np.abs(np.where(surviving, weights, 0.0))):
+    remaining = np.abs(np.where(surviving, weights, 0.0))
+    for index, (sizes, count) in enumerate(
+        zip(remaining, clients_of_sums(remaining), strict=True)
+    ):
         client, total = int(sizes.argmax()), float(sizes.sum())
+        if 0 < count < MIN_CLIENTS:
+            unsafe[index] = (
+                f"sum {index + 1} would be over {count} clients, and it has to be over"
+                f" {MIN_CLIENTS} or more"
+            )
         if sizes[client] > MAX_SHARE * total:
             unsafe[index] = (
                 f"client {names[client]} would be {sizes[client] / total:.0%} of sum"
@@ -276,6 +288,13 @@ def unsafe_sums(
                 f" {MAX_SHARE:.0%})"
             )
     return unsafe
+
+
+def clients_of_sums(weights: Float[np.ndarray, "s c"]) -> NDArray[np.int64]:
+    """How many clients have a part [s] of each sum that is not negligible."""
+    sizes = np.abs(weights)
+    parts = sizes > LEAST_WEIGHT * sizes.sum(axis=1, keepdims=True)
+    return parts.sum(axis=1)
 
 
 def normalized(

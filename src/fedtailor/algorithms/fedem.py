@@ -118,6 +118,10 @@ class FedEM(Algorithm):
     # on the server
     # ----------------------------------------------------------------------------------
 
+    @property
+    def vectors_per_round(self) -> int:
+        return self.components
+
     def init_server(self, init: Init, population: Population) -> FedEMState:
         return FedEMState(jnp.stack([init(k) for k in range(self.components)]))
 

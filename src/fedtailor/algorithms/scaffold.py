@@ -116,6 +116,10 @@ class SCAFFOLD(Algorithm):
             " least",
         )
 
+    @property
+    def vectors_per_round(self) -> int:
+        return 2
+
     def init_server(self, init: Init, population: Population) -> SCAFFOLDState:
         theta = init(0)
         uniform = self.weights == "uniform"

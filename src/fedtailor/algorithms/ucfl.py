@@ -1,32 +1,29 @@
-"""UCFL: each client receives a mix of all models, weighted by similar gradients."""
+"""UCFL: each client receives a mix of all models, weighted by similar gradients.
+
+The method of the papers is in `ucfl_paper`. This file adds when to ask clients for
+gradients (`WarmUp`), and the choice of n_k (`Trial`).
+"""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar, Literal
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Float
 
 from fedtailor._base.choice import require
 from fedtailor.aggregation import (
-    Kernel,
     Probe,
-    mix,
-    restrict_to_reporters,
     user_centric_weights,
 )
-from fedtailor.aggregation.clusters import choose_streams, k_means
 from fedtailor.algorithms.fedavg import FedAvg
-from fedtailor.algorithms.helpers.last_uploads import LastUploads
+from fedtailor.algorithms.helpers.trial import Trial
 from fedtailor.algorithms.helpers.user_centric import (
     BeforeProbe,
-    Trial,
     UCFLState,
     bandwidth_of,
-    nearest_streams,
-    newcomer_rows,
     probe_of,
     stream_diagnostics,
 )
@@ -38,8 +35,12 @@ from fedtailor.algorithms.helpers.warm_up import (
     sketch,
     warm_up_diagnostics,
 )
+from fedtailor.algorithms.ucfl_paper import (
+    PaperUCFL,
+    batch_size,
+    gradient_and_variance,
+)
 from fedtailor.protocol import (
-    SGD,
     About,
     Algorithm,
     Answers,
@@ -55,7 +56,6 @@ from fedtailor.protocol import (
     LocalTrainer,
     Population,
     Sees,
-    Streams,
     hyperparameters,
     sums_type,
 )
@@ -74,19 +74,8 @@ With smaller batches there are more of them, and their mean has less noise.
 """
 
 
-def _batch_size(n_k: int | float, n: Int[Array, ""]) -> Int[Array, ""]:
-    """The samples of a batch: a number, or a share of a client's n samples. At most half
-    of them, so that there are two batches.
-    """
-    if not isinstance(n_k, int):
-        # The tolerance makes a third of 9 samples 3 samples, although 1/3 is rounded in
-        # single precision.
-        n_k = jnp.int32(n_k * n + 1e-3)
-    return jnp.maximum(jnp.minimum(n_k, n // 2), 1)
-
-
 @hyperparameters
-class UCFL(Algorithm):
+class UCFL(PaperUCFL):
     """User-centric federated learning (Mestoukirdi et al. 2021/2022).
 
     Every client answers a probe at a common model with its gradient g_i and the
@@ -158,82 +147,22 @@ class UCFL(Algorithm):
 
     modes = (TRIAL,)
 
-    sgd: SGD = SGD(lr=0.1, momentum=0.9, epochs=1, batch_size=32)
-    """Local training (Mestoukirdi et al., section V: learning rate 0.1, momentum 0.9,
-    one epoch).
-    """
-    streams: int | Literal["auto"] | None = None
-    """Downlink streams: a number, "auto" (best silhouette), or None (one for each
-    client).
-    """
-    kernel: Kernel = "eq9"
-    """`eq9` divides distances by sigma_i^2 (the long paper), `eq6` by sigma_i sigma_j
-    (the short paper); `bound` minimises a bound instead, and has no n_k."""
-    sigma_batch: int | float | Literal["auto"] = 1 / 3
-    """Samples n_k of a batch in the variance sigma_i^2: a number, or a share of the
-    client's samples (the papers use 100 and n_i/3), never more than half of them, so
-    that there are two batches; "auto" chooses it on validation data."""
     trial: int = 10
     """Rounds in which the candidates of "auto" train before one of them is chosen; up
     to three times as many if they learn slowly (see `Trial.is_over`). A run that ends
     earlier uses the best candidate so far."""
-    trade_off: Callable[[int, float], float] | None = None
-    """c(k, s_k): the value of k streams whose silhouette is s_k, for "auto" (algorithm
-    2); default s_k itself.
-    """
-    rows: Float[np.ndarray, "m m"] | None = None
-    """Weights to use instead of those from the probe: row i holds the weights of all
-    clients for client i. Rows and columns are sorted by client id.
-    """
     warm: int | Literal["auto"] = "auto"
     """Rounds of FedAvg before the probe, whose gradients are then taken at the resulting
     model (in the papers at theta^0: 0). "auto" asks with sketches of the gradients,
     until they show clear groups, or 20 rounds are over."""
 
     def __post_init__(self) -> None:
-        require(
-            self.streams in (None, "auto") or isinstance(self.streams, int),
-            f"streams is {self.streams!r}; it must be a number, 'auto' or None (one for"
-            " each client)",
-        )
-        require(
-            not isinstance(self.streams, int) or self.streams >= 1,
-            f"streams is {self.streams}; it must be 1 or more",
-        )
-        require(
-            self.kernel in ("eq9", "eq6", "bound"),
-            f"kernel is {self.kernel!r}; it must be 'eq9', 'eq6' or 'bound'",
-        )
-        batch = self.sigma_batch
-        if isinstance(batch, str):
-            valid = batch == "auto"
-        else:
-            valid = batch >= 1 if isinstance(batch, int) else 0 < batch <= 0.5
-        require(
-            valid,
-            f"sigma_batch is {batch!r}; it must be a number of samples, a share in (0,"
-            " 0.5] or 'auto'",
-        )
+        super().__post_init__()
         require(self.trial >= 1, f"trial is {self.trial}; it must be 1 or more")
         require(
             self.warm == "auto" or (isinstance(self.warm, int) and self.warm >= 0),
             f"warm is {self.warm!r}; it must be a number of rounds, 0 or more, or 'auto'",
         )
-
-    def check(self, population: Population) -> None:
-        clients = len(population)
-        if isinstance(self.streams, int):
-            require(
-                self.streams <= clients,
-                f"{self.streams} streams for {clients} clients; ask for 1 to {clients}",
-            )
-        if self.rows is not None:
-            is_square = np.shape(self.rows) == (clients, clients)
-            fits = is_square and np.allclose(np.sum(self.rows, axis=1), 1)
-            require(
-                fits,
-                f"rows must be a [{clients}, {clients}] matrix whose rows sum to 1",
-            )
 
     def phases(self) -> Sequence[tuple[Algorithm, int | None]]:
         # "auto" trains as FedAvg within this method, as its rounds are not known before.
@@ -241,10 +170,7 @@ class UCFL(Algorithm):
             return [(FedAvg(sgd=self.sgd), self.warm), (self, None)]
         return [(self, None)]
 
-    @property
-    def probes(self) -> bool:
-        return self.rows is None
-
+    # Said again, as this class has a server of its own.
     @property
     def server_sees(self) -> Sees:
         is_number = isinstance(self.streams, int)
@@ -270,10 +196,7 @@ class UCFL(Algorithm):
     def init_server(self, init: Init, population: Population) -> BeforeProbe:
         if self.rows is None and self.warm == "auto":
             return WarmUp.start(init(0), population)
-        server = BeforeProbe(init(0), population.ids, population.sizes)
-        if self.rows is None:
-            return server
-        return self._with_streams(server, np.asarray(self.rows, np.float64))
+        return super().init_server(init, population)
 
     @property
     def probe_needs_all(self) -> bool:
@@ -302,27 +225,14 @@ class UCFL(Algorithm):
         if self.warm == "auto":
             n_k = TEST_SHARE
         assert not isinstance(n_k, str)
-        batch_size = _batch_size(n_k, n)
-        batches = jnp.maximum(n // batch_size, 1)
-        gradient = local.gradient(theta)
-
-        def add(k: Array, total: Array) -> Array:
-            # Batch k of a random partition, because the data may be sorted (by label).
-            first = k * batch_size
-            last = (k + 1) * batch_size
-            g_k = local.gradient(theta, first, last, purpose="sigma")
-            return total + jnp.sum(jnp.square(g_k - gradient))
-
-        # eq. 10: sigma_i^2 = (1/K) sum_k |g_k - g_i|^2 over K disjoint batches of n_k
-        # samples.
-        total = local.fori_loop(batches, add, jnp.zeros((), sums_type(theta)))
-        sigma2 = total / batches
+        size = batch_size(n_k, n)
+        gradient, sigma2 = gradient_and_variance(local, theta, size)
         # sigma_i^2 = tr S (1/n_k - 1/n) = (tr S / n) (n / n_k - 1), in expectation
-        factor = jnp.where(n > batch_size, n / batch_size - 1, 1)
+        factor = jnp.where(n > size, n / size - 1, 1)
         noise = sigma2 / factor.astype(sums_type(theta))
         if self.warm == "auto" and not needs_trace:
             assert not isinstance(self.sigma_batch, str)
-            own = _batch_size(self.sigma_batch, n)
+            own = batch_size(self.sigma_batch, n)
             sigma2 = noise * jnp.where(n > own, n / own - 1, 1).astype(noise.dtype)
         answer = {
             "gradient": gradient,
@@ -338,13 +248,8 @@ class UCFL(Algorithm):
         return answer
 
     def ranges(self, size: int) -> Mapping[str, tuple[float, float]]:
-        # The server weighs clients by their numbers of samples, which they have told.
-        return {
-            "sigma2": (0, math.inf),
-            "noise": (0, math.inf),
-            "samples": (size, size),
-            "validation": (0, math.inf),
-        }
+        more = {"noise": (0, math.inf), "validation": (0, math.inf)}
+        return {**super().ranges(size), **more}
 
     def aggregate_probe(
         self, server: BeforeProbe, answers: Answers, cohort: Cohort
@@ -439,45 +344,10 @@ class UCFL(Algorithm):
         rows: Float[np.ndarray, "m m"],
         probe: Probe | None = None,
     ) -> UCFLState:
-        """The streams before their first round, when all models are `server.initial`.
-
-        Args:
-            server: the server before the probe.
-            rows: w_ij.
-            probe: the probe that the rows were computed from; None if the user gave
-                the rows.
-        """
-        clients = len(rows)
-        has_asked = isinstance(server, WarmUp | UCFLState)
-        silhouettes: dict[int, float] = {}
-        streams = clients if self.streams is None else self.streams
-        # Algorithm 2: the number of streams with the best silhouette
-        if streams == "auto":
-            streams, silhouettes = choose_streams(rows, self.trade_off)
-        # eq. 11: the clients of a cluster share a stream, whose weights are the mean of
-        # their rows
-        if streams == clients:
-            labels, weights = np.arange(clients), rows
-        else:
-            labels, weights = k_means(rows, int(streams))
-        return UCFLState(
-            initial=server.initial,
-            ids=server.ids,
-            sizes=server.sizes,
-            gradients=None if probe is None else np.asarray(probe.gradients),
-            sigma2=None if probe is None else np.asarray(probe.sigma2),
-            rows=rows,
-            weights=weights,
-            stream=labels,
-            model=jnp.repeat(server.initial[None], len(weights), axis=0),
-            mixed=np.zeros(len(weights), bool),
-            silhouettes=np.array(list(silhouettes.items()), np.float64).reshape(-1, 2),
-            kernel=self.kernel,
-            bandwidth=1.0,
-            fresh=True,
-            sketch=server.sketch if has_asked else None,
-            asked=server.asked if has_asked else np.zeros((0, 2)),
-        )
+        streams = super()._with_streams(server, rows, probe)
+        if not isinstance(server, WarmUp | UCFLState):
+            return streams
+        return streams.replace(sketch=server.sketch, asked=server.asked)
 
     # rounds
     # ----------------------------------------------------------------------------------
@@ -487,17 +357,14 @@ class UCFL(Algorithm):
             return server.downlink(cohort, already_held=server.fresh)
         if isinstance(server, Trial):
             return replace(server.downlink(cohort), mode=TRIAL)
-        stream = server.stream[cohort.position]
-        # In the first round clients still hold theta^0 from the probe.
-        already_held = self.probes and server.fresh
-        return Downlink({"model": Streams.by_index(server.model, stream, already_held)})
+        return super().broadcast(server, cohort)
 
     def client(
         self, state: ClientState, inbox: Inbox, local: LocalTrainer
     ) -> tuple[ClientState, ClientUpdate]:
         models = inbox["model"]
         if inbox.mode != TRIAL:
-            return state, {"model": local.sgd(models[0], self.sgd)}
+            return super().client(state, inbox, local)
         # The client receives one model of each candidate. It measures their validation
         # errors before it trains them.
         errors = local.map(lambda theta: validation_error(local, theta), models)
@@ -536,28 +403,9 @@ class UCFL(Algorithm):
         # What clients are served is personal from the first good probe on. A stream
         # with no weight on the reporters is FedAvg's model.
         streams = server.streams.starting_at(server.initial)
-        streams = UCFL._mix_streams(self, streams, models, cohort)
+        streams = self._mix_streams(streams, models, cohort)
         return server.replace(
             streams=streams.replace(mixed=np.ones(len(streams.model), bool))
-        )
-
-    def _mix_streams(
-        self, server: UCFLState, models: ClientRows, cohort: Cohort
-    ) -> UCFLState:
-        """The server after a round in which the cohort sent these models [c, d]."""
-        # eq. 8: theta_s = sum_j W_sj theta_j, over the clients that report
-        weights = restrict_to_reporters(server.weights, server.sizes, cohort)
-        # With a stream for each client, an unseen client receives its own mix of the
-        # models that clients sent last.
-        uploads = None
-        if server.one_for_each:
-            before = server.uploads or LastUploads.none_yet(server.model)
-            uploads = before.after(models, cohort)
-        return server.replace(
-            model=mix(server.model, models, weights),
-            mixed=server.mixed | weights.any(axis=1),
-            fresh=False,
-            uploads=uploads,
         )
 
     # after training
@@ -569,54 +417,7 @@ class UCFL(Algorithm):
                 return server.downlink(cohort)
             server = server.streams
         server = server.leader if isinstance(server, Trial) else server
-        # Seen clients have a stream. Unseen ones are assigned a stream or a mix.
-        if not cohort.seen:
-            return Downlink({"model": self._streams_for_newcomers(server, cohort)})
-        models, stream = server.model, server.stream[cohort.position]
-        is_mixed = server.mixed[stream]
-        if not is_mixed.all() and not server.fresh:
-            # When clients are sampled, some streams may still be theta^0. Their clients
-            # are served as newcomers, whose streams are appended to the server's.
-            unmixed = replace(
-                cohort,
-                rows=cohort.rows[~is_mixed],
-                reporting=cohort.reporting[~is_mixed],
-            )
-            added = self._streams_for_newcomers(server, unmixed)
-            # Each of these clients receives one stream: recipients are [clients, 1].
-            stream[~is_mixed] = len(models) + added.recipients[:, 0]
-            models = jnp.concatenate([models, added.values])
-        return Downlink({"model": Streams.by_index(models, stream)})
-
-    def _streams_for_newcomers(self, server: UCFLState, cohort: Cohort) -> Streams:
-        """Models for clients that have no stream, or one that was never mixed.
-
-        Returns:
-            If each seen client has a stream of its own: one mix for each newcomer.
-            Otherwise the server's streams, of which each newcomer receives the one
-            whose weights are nearest to the newcomer's row of weights.
-        """
-        if server.one_for_each:
-            models, is_trained = self._models_for_newcomers(server)
-            rows = newcomer_rows(server, cohort, is_trained)
-            # If nothing was trained yet, a newcomer has a row of zeros, with which
-            # `mix` returns theta^0.
-            start = jnp.repeat(server.initial[None], len(rows), axis=0)
-            return Streams.one_each(mix(start, models, rows))
-        all_clients = np.ones(len(server.rows), bool)
-        rows = newcomer_rows(server, cohort, all_clients)
-        return Streams.by_index(server.model, nearest_streams(server, rows))
-
-    def _models_for_newcomers(
-        self, server: UCFLState
-    ) -> tuple[ClientRows, Bool[np.ndarray, " m"]]:
-        """The models of the seen clients that are mixed for a newcomer.
-
-        Returns:
-            One model for each client [m, d], and which of them were ever trained [m].
-        """
-        uploads = server.uploads or LastUploads.none_yet(server.model)
-        return ClientRows(uploads.models, uploads.row), uploads.sent
+        return super().serve(server, cohort)
 
     # reports
     # ----------------------------------------------------------------------------------

@@ -58,9 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(arguments: list[str]) -> int:
     from fedtailor.cli import registry
-    from fedtailor.cli.columns import check_typed_columns
     from fedtailor.cli.names import HELP
-    from fedtailor.cli.typed_names import check_names
 
     if not arguments or arguments[0] in (*HELP, "help"):
         say_block(_usage(registry.summaries()))
@@ -70,8 +68,6 @@ def _run(arguments: list[str]) -> int:
 
         say(f"fedtailor {fedtailor.__version__}")
         return 0
-    check_names(arguments)
-    check_typed_columns(arguments)
     with _exit_on_interrupt(), _without_collections():
         command = registry.find(arguments[0])
     try:

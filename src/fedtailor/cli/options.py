@@ -2,11 +2,11 @@
 
 import inspect
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import redirect_stderr
 from dataclasses import fields, is_dataclass
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from fedtailor._base.choice import require
 from fedtailor._base.field_docs import doc_without_fields, field_docs
@@ -86,6 +86,50 @@ def parse(target: Callable[..., T], arguments: list[str], program: str) -> T:
     kind = "option" if first.startswith("-") else "argument"
     require(not rest, f"unknown {kind} {first}; {advice}")
     return result
+
+
+def parse_parts(
+    parts: Mapping[str, Any], summary: str, arguments: list[str], program: str
+) -> dict[str, Any]:
+    """Parses the options of several dataclasses as those of one command, so that a mistake
+    in any of them gives one message.
+
+    Args:
+        parts: instances, whose values are the defaults, by name.
+        summary: what the command does, for its help.
+        arguments: the options.
+        program: name of the command in the help.
+
+    Returns:
+        Instances with the values of the options, by name.
+
+    Raises:
+        ValueError: an option or a value is wrong; the message is one line.
+    """
+    import tyro
+
+    def collect(**parsed: Any) -> dict[str, Any]:
+        return parsed
+
+    # tyro reads a function's signature. The options have no prefixes.
+    flat = tyro.conf.arg(name="")
+    types = {name: Annotated[type(part), flat] for name, part in parts.items()}
+    parameters = []
+    for name, part in parts.items():
+        parameters.append(
+            inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=part,
+                annotation=types[name],
+            )
+        )
+    # The tests wrap functions in type checkers; tyro needs the function itself.
+    target: Any = inspect.unwrap(collect)
+    target.__signature__ = inspect.Signature(parameters)
+    target.__annotations__ = types
+    target.__doc__ = summary
+    return parse(target, arguments, program)
 
 
 def _dataclasses(target: Callable[..., Any]) -> Iterator[type]:

@@ -2,12 +2,13 @@
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from typing import Annotated, Any
 
 import docstring_parser
 
+from fedtailor._base.field_docs import field_docs
 from fedtailor.cli.hyper import description_of
 from fedtailor.cli.options import as_option
 from fedtailor.lab.scenarios.scenario import Scenario
@@ -26,9 +27,8 @@ def sizes_of(scenario: Scenario, reserved_names: Iterable[str]) -> Any:
     """
     import tyro
 
-    builder = inspect.unwrap(_unwrap_partial(scenario.build))
-    annotations = inspect.get_annotations(builder, eval_str=True)
-    _, descriptions = parse_docstring(scenario.build)
+    annotations = scenario.types
+    _, descriptions = parse_docstring(scenario)
     reserved_names, fields = set(reserved_names), []
     for name, default in scenario.parameters.items():
         option = as_option(name).removeprefix("--")
@@ -56,17 +56,16 @@ def with_sizes(scenario: Scenario, sizes: Any) -> Scenario:
     return scenario.sized(**changed)
 
 
-def parse_docstring(build: Callable[..., Any]) -> tuple[str, dict[str, str]]:
-    """The description in a builder's docstring, and those of its arguments."""
-    docstring = docstring_parser.parse(inspect.getdoc(_unwrap_partial(build)) or "")
+def parse_docstring(scenario: Scenario) -> tuple[str, dict[str, str]]:
+    """The description of a scenario's data, and those of its parameters."""
+    build = scenario.build
+    function = build.func if isinstance(build, partial) else build
+    docstring = docstring_parser.parse(inspect.getdoc(function) or "")
     descriptions: dict[str, str] = {}
     for entry in docstring.params:
         # One entry may describe several arguments: "width, height: ...".
         for name in entry.arg_name.split(", "):
             descriptions[name] = description_of(entry)
+    if scenario.options is not None:
+        descriptions |= field_docs(scenario.options)
     return (docstring.description or "").strip(), descriptions
-
-
-def _unwrap_partial(build: Callable[..., Any]) -> Callable[..., Any]:
-    """The function behind a builder, which may be a partial."""
-    return build.func if isinstance(build, partial) else build

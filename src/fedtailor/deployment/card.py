@@ -16,7 +16,11 @@ from fedtailor.data.tables.encoding import ColumnEncoding
 from fedtailor.data.tables.table import ALL_ROWS
 from fedtailor.data.tables.target import label_text
 from fedtailor.deployment.auditing import card_lines, read_audit
-from fedtailor.deployment.calibration import calibration_of
+from fedtailor.deployment.calibration import (
+    calibration_at,
+    calibration_of,
+    statement_of_final,
+)
 from fedtailor.deployment.data import is_of_machines
 from fedtailor.deployment.opening import OpenedRun
 from fedtailor.engine.storage import Damaged
@@ -318,8 +322,9 @@ def _membership(run: OpenedRun, client: str) -> Iterator[str]:
 
 def _sets(run: OpenedRun, client: str) -> Iterator[str]:
     """What sets or intervals of this client hold, and its temperature."""
+    final = _final_of(run)
     try:
-        calibration = calibration_of(run)
+        calibration = calibration_of(run) if final is None else calibration_at(final)
     except Damaged:
         raise
     except ValueError as error:
@@ -327,24 +332,34 @@ def _sets(run: OpenedRun, client: str) -> Iterator[str]:
         return
     threshold = calibration.threshold(client, COVERAGE)
     share, kind = f"{100 * COVERAGE:g} %", "sets"
+    source, rows_of_source = source_text(threshold), "validation rows"
+    if final is not None:
+        source = source.replace("validation rows", "test rows")
+        rows_of_source = "test rows"
     if calibration.kind == "numbers":
         kind = "intervals"
         yield (
             f"Intervals of {share} (`predict --coverage {COVERAGE:g}`): prediction plus or"
-            f" minus {threshold.value:.4g}, from {source_text(threshold)}."
+            f" minus {threshold.value:.4g}, from {source}."
         )
     else:
         yield (
             f"Sets of {share} (`predict --coverage {COVERAGE:g}`): all classes of"
             f" probability {max(1 - threshold.value, 0):.3f} or more, and the most"
-            f" probable one, from {source_text(threshold)}."
+            f" probable one, from {source}."
         )
     if threshold.source != "own":
         yield (
-            f"This client has too few validation rows of its own, so that {share} holds on"
+            f"This client has too few {rows_of_source} of its own, so that {share} holds on"
             " average over these clients, not for this one."
         )
     rows = None if run.test_rows is None else run.test_rows[0]
+    if final is not None:
+        # Its test rows were trained on, or the sets are from them.
+        rows = None
+        statement = statement_of_final(final)
+        assert statement is not None
+        yield f"{statement[0].upper()}{statement[1:]}."
     if rows is not None:
         mine = rows.filter(pl.col("client") == client)
         for found in coverages(calibration, mine, COVERAGE):
@@ -358,14 +373,21 @@ def _sets(run: OpenedRun, client: str) -> Iterator[str]:
     if known is not None and known.temperature is not None:
         yield (
             f"Temperature (`predict --calibrated`): {known.temperature:.2f}; above 1 the"
-            " model was too sure of itself on its validation rows, below 1 too unsure."
+            f" model was too sure of itself on its {rows_of_source}, below 1 too unsure."
         )
+
+
+def _final_of(run: OpenedRun) -> Path | None:
+    """The directory of final models that a run belongs to; None for other runs."""
+    folder = run.path.parent.parent
+    is_final = run.path.parent.name == RUNS and (folder / RECORD).is_file()
+    return folder if is_final else None
 
 
 def _expectation(run: OpenedRun, client: str) -> str | None:
     """What a comparison expects of a final model; None for other models."""
-    folder = run.path.parent.parent
-    if run.path.parent.name != RUNS or not (folder / RECORD).is_file():
+    folder = _final_of(run)
+    if folder is None:
         return None
     record = read_final(folder)
     found = record.clients.get(client)

@@ -131,8 +131,9 @@ def runs_at(
 
     Args:
         paths: run directories, or one result directory of a comparison.
-        method: of a comparison, the label of a method; by default the one with the best
-            mean.
+        method: of a comparison, the label of a method; by default the one that
+            the decision recommends or, where that is training alone, the shared one
+            that it compares with that.
         settings: devices and other settings of the executors.
         model: the model, or its network, if only the user's code knows it.
 
@@ -164,7 +165,9 @@ def runs_at(
             f"{first} has no best method yet; name one with --method",
         )
         assert decision is not None and decision.winner is not None
-        method = decision.winner.leader
+        # That of the decision, which all that is said of sharing is about.
+        verdict = decision.verdict
+        method = (verdict.shared if verdict else "") or decision.winner.leader
     check_choice(method, runs, "method with finished runs")
     return [open_run(run.path, model=model, settings=settings) for run in runs[method]]
 

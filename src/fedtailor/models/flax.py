@@ -274,6 +274,13 @@ def from_linen(module: Any, input_dtype: str = "float32") -> LinenModule:
             "from_linen needs Flax; install it with: pip install flax"
         ) from error
     if not isinstance(module, linen.Module):
+        kind = f"{type(module).__module__}.{type(module).__qualname__}"
+        bases = getattr(type(module), "__mro__", ())
+        if any(base.__module__.startswith("flax.nnx") for base in bases):
+            raise ValueError(
+                f"from_linen takes a flax.linen.Module, and {kind} is an NNX module; write"
+                " it as a flax.linen or an Equinox module (from_equinox)"
+            )
         raise ValueError(
             f"from_linen takes an instance of flax.linen.Module, not {module!r}"
         )

@@ -143,6 +143,11 @@ class Algorithm:
         return 1
 
     @property
+    def vectors_per_round(self) -> int:
+        """How many vectors of the model's size a client sends in a round, at most."""
+        return 1
+
+    @property
     def probes(self) -> bool:
         """Whether all clients answer a probe before training, and unseen clients before
         they are served.

@@ -1,12 +1,11 @@
 """The readers on the real public files, where they are at hand."""
 
-import os
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 
+import published
 from fedtailor.data.datasets import (
     MissingData,
     cifar10,
@@ -22,14 +21,12 @@ from fedtailor.data.datasets import (
 from fedtailor.data.datasets import mnist as read_mnist
 from fedtailor.data.federation import DirichletByClass, Natural, from_partition
 
-HOME = os.environ.get("FEDTAILOR_DATA") or Path(__file__).parents[4] / "shared" / "data"
-
 pytestmark = pytest.mark.usefixtures("offline")
 
 
 def at_hand(reader, *args, **options):
     try:
-        return reader(*args, data_dir=HOME, **options)
+        return reader(*args, data_dir=published.DATA, **options)
     except MissingData as missing:
         pytest.skip(str(missing))
 

@@ -179,6 +179,11 @@ FRAMES = {
         {},
         "'site' holds decimal numbers such as 0.14",
     ),
+    "decimal clients in single precision": (
+        frame(site=np.full(ROWS, 3.6, np.float32)),
+        {},
+        "'site' holds decimal numbers such as 3.6;",
+    ),
     "one class": (
         frame(sick=[1] * ROWS),
         {},

@@ -6,6 +6,7 @@ import pytest
 
 from fedtailor.cli.table_experiment import table_description
 from fedtailor.data.tables import Preprocessing, from_table
+from fedtailor.data.tables.suspicions import weight_warnings
 from fedtailor.engine.runs.baseline import data_warnings
 from fedtailor.engine.training.binding import bind
 from fedtailor.models import logistic
@@ -324,3 +325,23 @@ def test_long_numbers_that_all_differ_are_no_input():
     insured = [7_560_000_000_000 + 91_193 * row**2 for row in range(ROWS)]
     table = from_table(frame(ahv=insured), **ROLES)
     assert "a different whole number" in table.preprocessing.ignored["ahv"]
+
+
+@pytest.mark.parametrize(
+    ("name", "is_told"),
+    [
+        ("weight", True),
+        ("Weights", True),
+        ("case_weight", True),
+        ("sampling weight", True),
+        ("birth_weight", False),
+        ("weight_kg", False),
+    ],
+)
+def test_a_column_that_may_weigh_rows_is_named(name, is_told):
+    """It is an input like any other, as rows have no weights here."""
+    said = weight_warnings(["age", name])
+    assert bool(said) == is_told
+    if is_told:
+        assert said[0].startswith(f"{name} is an input like any other")
+        assert "leave it out (--drop " in said[0]

@@ -6,19 +6,18 @@ are at hand, from the public files.
 """
 
 import inspect
-import os
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import published
 from fedtailor import models
 from fedtailor.data.datasets import MissingData
 from fedtailor.data.federation import Dataset, datasets
 from fedtailor.lab.scenarios import SCENARIOS, find
 
-HOME = os.environ.get("FEDTAILOR_DATA") or Path(__file__).parents[4] / "shared" / "data"
 SPLITS = ("train", "val", "test")
 
 
@@ -97,7 +96,7 @@ def build(request, monkeypatch):
     """(name, seed, sizes) -> the federation of a scenario, from generated data or from
     the public files.
     """
-    monkeypatch.setenv("FEDTAILOR_DATA", str(HOME))
+    monkeypatch.setenv("FEDTAILOR_DATA", str(published.DATA))
     monkeypatch.setenv(
         "XDG_CACHE_HOME", str(Path(__file__).parents[3] / ".cache")
     )  # decoded files, from test to test

@@ -64,7 +64,7 @@ def test_the_grid_grows_and_trainings_end(table, tmp_path):
     # The same command trains nothing again.
     again = Comparison(experiment_of(table), tmp_path, Settings())
     again.run()
-    assert again.method_runs == comparison.method_runs
+    assert again.entries == comparison.entries
     assert json.loads(again.index.read_text())["candidates"] == index["candidates"]
 
 

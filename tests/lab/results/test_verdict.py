@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 
+import polars as pl
 import pytest
 
 from fedtailor.engine.storage.digests import with_digest
@@ -14,10 +15,11 @@ from fedtailor.lab.report.comparison import (
 )
 from fedtailor.lab.report.document import as_dict
 from fedtailor.lab.report.page.contents import verdict_sections
-from fedtailor.lab.results import tested
+from fedtailor.lab.results import test_values
 from fedtailor.lab.results.decision import decide
 from fedtailor.lab.results.experiment import COMPARISON_INDEX, StoredExperiment
 from fedtailor.lab.results.units import unit_of
+from fedtailor.lab.results.verdict_text import headline_of, hurt_sentences
 from fedtailor.lab.results.words import SENTENCES, USES, sentence_of, use_of
 from fedtailor.statistics.decision.intervals import Interval
 from lab.report.results import NAME
@@ -166,6 +168,69 @@ def test_clients_that_are_worse_off_are_counted_beside_the_mean(tmp_path):
     assert verdict.as_dict()["hurt"]["worse"] == 1
 
 
+def test_the_table_shows_the_clients_whose_own_method_the_first_line_names(tmp_path):
+    """Also where it is too short for all, as 12 lines are for 40 clients."""
+    experiment = build(tmp_path)
+    verdict = decide(experiment, "shift").verdict
+    best = max(verdict.clients, key=lambda entry: entry.value).client
+    chosen = dataclasses.replace(verdict.recommendation, of_client={best: "SHARED"})
+    short = dataclasses.replace(verdict, recommendation=chosen).table(most=1)
+    assert [row[0] for row in short.rows] == [best]
+    assert "with a method of their own, then the worst expected" in short.title
+    runs = {label: seeds for label, seeds in experiment.runs["shift"].items() if seeds}
+    tests = test_values.Tests(runs, {})
+    (first, *_) = headline_of(
+        chosen, tests, "LOCAL", runs, shared="SHARED", is_behind=False
+    )
+    assert first.startswith(f"Use LOCAL, but SHARED for {best}. LOCAL: ")
+
+
+def test_a_client_that_its_method_hurts_is_named(tmp_path):
+    verdict = decide(build(tmp_path), "shift").verdict
+    clients = [
+        dataclasses.replace(entry, gain=gain)
+        for entry, gain in zip(
+            verdict.clients,
+            [(-0.2, -0.3, -0.1), (0.1, -0.1, 0.3), None],
+            strict=True,
+        )
+    ]
+    said = hurt_sentences(verdict.hurt, clients)
+    assert said[-1].startswith(
+        "Worse by what the table tells them to use than alone:"
+        f" {clients[0].client}. Methods are chosen by validation rows"
+    )
+    assert len(hurt_sentences(verdict.hurt, clients[1:])) == 1
+
+
+def test_all_means_on_a_page_are_one(tmp_path):
+    """Where a client has no value in one of the seeds: the table's mean was that over
+    seeds, which no test is of.
+    """
+    experiment = build(tmp_path)
+    run = experiment.runs["shift"]["LOCAL"][0]
+    worst = run.scores().sort("value")["client"][0]
+    run.__dict__["metrics"] = run.metrics.filter(pl.col("client") != worst)
+    decision = decide(experiment, "shift")
+    spread = client_spread_table(experiment, "shift")
+    (row,) = [row for row in spread.rows if row[0] == "LOCAL"]
+    assert row[1].mean == pytest.approx(100 * decision.winner.means["LOCAL"])
+    text = " ".join(decision.conclusions)
+    assert ", not 7" not in text and " against " not in text
+
+
+def test_the_method_to_use_is_told_from_the_one_with_the_best_test_mean(tmp_path):
+    decision = decide(build(tmp_path), "shift")
+    winner = dataclasses.replace(decision.winner, leader="OTHER")
+    text = " ".join(dataclasses.replace(decision, winner=winner).conclusions)
+    assert "the method to use is LOCAL all the same: it is chosen on validation" in text
+    assert "all the same" not in " ".join(decision.conclusions)
+    # Training alone is recommended, and sharing is spoken of by one method everywhere.
+    shared = decision.verdict.shared
+    assert shared == decision.verdict.hurt.method != "LOCAL"
+    assert f" by {shared} over training alone" in " ".join(decision.verdict.headline)
+
+
 def test_a_baseline_that_could_not_be_trained_is_told(tmp_path):
     with_baselines(tmp_path, {"trees-alone": "local"})
     path = tmp_path / NAME / COMPARISON_INDEX
@@ -210,8 +275,8 @@ def test_a_baseline_that_is_ahead_is_in_the_first_line(tmp_path, monkeypatch):
     experiment = with_baselines(tmp_path, {"trees-alone": "perfect"})
     verdict = decide(experiment, "shift").verdict
     assert verdict.headline[0].startswith(
-        "Ahead of every federated method, though not shown to be better: trees-alone title"
-        " (a yardstick, of which no model is made), 100.0 against 70.0 of LOCAL, +30.0"
+        "Ahead of every federated method in 2 splits, too few to tell of others:"
+        " trees-alone title (a yardstick, of which no model is made), 100.0 against 70.0 of LOCAL, +30.0"
         " points of accuracy (95 %: "
     )
     assert verdict.headline[1].startswith("Of the federated methods use LOCAL: each")
@@ -246,7 +311,7 @@ def test_the_page_has_the_table_before_all_else(tmp_path):
 
 def test_a_gain_of_an_error_is_said_without_a_sign(tmp_path):
     """Positive gains are better, and a lower error is: "+0.1 RMSE" would mislead."""
-    tests = tested.Tests(build(tmp_path).runs["shift"], {})
+    tests = test_values.Tests(build(tmp_path).runs["shift"], {})
     tests.unit = unit_of("rmse")
     for gain, text in (
         ((0.02, 0.01, 0.03), "RMSE lower by 0.020 (95 %: 0.010 to 0.030)"),

@@ -123,7 +123,10 @@ def test_curves_that_still_fall(evaluations):
     }
     more, fewer = warn_not_still(curves, 100)
     assert more.endswith("within 100 rounds: a; train for more (--rounds)")
-    assert "overfitting: c (lowest after 50 rounds); train for fewer" in fewer
+    assert (
+        "overfitting: c (lowest after 50 rounds); train for fewer (--rounds 50)"
+        in fewer
+    )
 
 
 def test_few_evaluations_say_nothing():

@@ -1,14 +1,13 @@
 """Mixed models beside their definition, and beside statsmodels."""
 
 import gzip
-import os
-from pathlib import Path
 
 import numpy as np
 import polars as pl
 import pytest
 from scipy.optimize import approx_fprime
 
+import published
 from fedtailor.statistics.mixed import (
     EFFECTS,
     ClientMoments,
@@ -152,8 +151,7 @@ def test_errors():
         fit_mixed_model(moments(), "slopes")
 
 
-HOME = os.environ.get("FEDTAILOR_DATA") or Path(__file__).parents[3] / "shared" / "data"
-DATA = Path(HOME) / "multilevel"
+DATA = published.DATA / "multilevel"
 
 # statsmodels 0.15.0, MixedLM(y, [1, x], groups, exog_re=[1] or [1, x]).fit(reml=True,
 # method="bfgs", gtol=1e-8): fixed effects, covariance, scale, llf.

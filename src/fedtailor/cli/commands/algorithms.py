@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, get_args
 from fedtailor._base.about import About, ModelsReceived, Sees
 from fedtailor._base.choice import check_choice, require
 from fedtailor._base.printable import output_width, say, say_block, say_status
+from fedtailor.cli.described_methods import built_in_methods, others_offer_methods
 from fedtailor.cli.names import parse_name_and_json
-from fedtailor.cli.typed_names import built_in_methods, others_offer_methods
 
 if TYPE_CHECKING:
     from fedtailor.protocol import Algorithm

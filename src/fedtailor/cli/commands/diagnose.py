@@ -6,7 +6,7 @@ import json
 import math
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from fedtailor._base.choice import require
 from fedtailor._base.printable import one_line, say_block
@@ -17,6 +17,7 @@ from fedtailor.cli.options import (
     check_counts,
     check_seeds,
     parse,
+    parse_parts,
 )
 from fedtailor.cli.sizes import sizes_of, with_sizes
 from fedtailor.cli.table_experiment import changed_options, table_description
@@ -143,24 +144,15 @@ def _parse(scenario: Scenario, arguments: list[str]) -> tuple[Scenario, Options]
     Raises:
         ValueError: an option or a value is wrong; the message is one line.
     """
-    import tyro
-
-    # tyro parses the arguments of this function, without prefixes, so that a mistake in
-    # any option gives one message.
     options = Options()
     sizes = sizes_of(scenario, [field.name for field in fields(options)])
-
-    def build(sizes: Any, options: Any) -> tuple[Scenario, Options]:
-        return with_sizes(scenario, sizes), options
-
-    flat = tyro.conf.arg(name="")
-    build.__annotations__ = {
-        "sizes": Annotated[type(sizes), flat],
-        "options": Annotated[Options, flat],
-    }
-    build.__defaults__ = (sizes, options)
-    build.__doc__ = f"Diagnose {scenario.name}: {scenario.description}."
-    return parse(build, arguments, f"fedtailor diagnose {scenario.name}")
+    parsed = parse_parts(
+        {"sizes": sizes, "options": options},
+        f"Diagnose {scenario.name}: {scenario.description}.",
+        arguments,
+        f"fedtailor diagnose {scenario.name}",
+    )
+    return with_sizes(scenario, parsed["sizes"]), parsed["options"]
 
 
 def as_dict(advice: Advice) -> dict[str, Any]:

@@ -28,7 +28,8 @@ class Options:
     ]
     """The results of a comparison, or run directories of one method, one for each seed."""
     method: str | None = None
-    """Of a comparison, the method (default: the one with the best mean)."""
+    """Of a comparison, the method (default: the recommended one or, where that is
+    training alone, the shared one that the decision speaks of)."""
     shapley: bool = False
     """Shapley values, too: of all coalitions of at most 8 clients, which takes 2^clients
     trainings a seed; of more clients from sampled orders."""

@@ -2,16 +2,15 @@
 
 import json
 from dataclasses import dataclass, fields, replace
-from inspect import unwrap
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from fedtailor._base.choice import require
 from fedtailor._base.printable import say_block
 from fedtailor.algorithms.find import find_algorithm
 from fedtailor.cli.advice import as_typed
 from fedtailor.cli.names import print_help_or_raise
-from fedtailor.cli.options import check_counts, check_seeds, parse
+from fedtailor.cli.options import check_counts, check_seeds, parse_parts
 from fedtailor.cli.progress import explain_interrupt, progress_of
 from fedtailor.cli.sizes import sizes_of, with_sizes
 from fedtailor.engine.executors import Settings
@@ -173,42 +172,32 @@ def _parse(
     Raises:
         ValueError: an option or a value is wrong; the message is one line.
     """
-    import tyro
-
     default: Any = scenario.algorithm(name)
     options = Options(rounds=scenario.rounds)
     reserved_names = [field.name for field in (*fields(default), *fields(options))]
-    sizes = sizes_of(scenario, reserved_names)
-
-    def build(
-        algorithm: Any, sizes: Any, options: Any
-    ) -> tuple[Algorithm, Scenario, Options]:
-        check_local_training(algorithm)
-        changed = with_sizes(scenario, sizes)
-        if options.model is not None:
-            require(
-                options.model != AUTO,
-                "--model auto compares models; it is an option of `fedtailor compare"
-                " TABLE`, which then says which one to run",
-            )
-            changed = replace(changed, model=architecture_of_text(options.model))
-        if options.precision != "float32":
-            changed = replace(
-                changed, model=changed.model.in_precision(options.precision)
-            )
-        return algorithm, changed, options
-
-    flat = tyro.conf.arg(name="")
-    # The tests wrap functions in type checkers; tyro needs the function itself.
-    target = unwrap(build)
-    target.__annotations__ = {
-        "algorithm": Annotated[type(default), flat],
-        "sizes": Annotated[type(sizes), flat],
-        "options": Annotated[Options, flat],
-    }
-    target.__defaults__ = (default, sizes, options)
-    target.__doc__ = f"Train {name} on {scenario.name}: {scenario.description}."
-    return parse(target, arguments, f"fedtailor run {name} {scenario.name}")
+    parsed = parse_parts(
+        {
+            "algorithm": default,
+            "sizes": sizes_of(scenario, reserved_names),
+            "options": options,
+        },
+        f"Train {name} on {scenario.name}: {scenario.description}.",
+        arguments,
+        f"fedtailor run {name} {scenario.name}",
+    )
+    algorithm, options = parsed["algorithm"], parsed["options"]
+    check_local_training(algorithm)
+    changed = with_sizes(scenario, parsed["sizes"])
+    if options.model is not None:
+        require(
+            options.model != AUTO,
+            "--model auto compares models; it is an option of `fedtailor compare"
+            " TABLE`, which then says which one to run",
+        )
+        changed = replace(changed, model=architecture_of_text(options.model))
+    if options.precision != "float32":
+        changed = replace(changed, model=changed.model.in_precision(options.precision))
+    return algorithm, changed, options
 
 
 def check_local_training(algorithm: Any, prefix: str = "--") -> None:

@@ -63,7 +63,7 @@ def _print_list(rows: list[dict[str, Any]]) -> None:
 
 
 def _print_scenario(scenario: Scenario, as_json: bool) -> None:
-    doc, parameter_docs = parse_docstring(scenario.build)
+    doc, parameter_docs = parse_docstring(scenario)
     row = _scenario_dict(scenario)
     if as_json:
         content = {**row, "doc": doc, "parameters": scenario.parameters}

@@ -45,7 +45,9 @@ def check_clients(
         return None
     if series.dtype.is_float():
         if not (series == series.round()).all():
-            example = series.filter(series != series.round())[0]
+            # As text, a number of single precision has no digits that it does not know.
+            decimals = series.filter(series != series.round())
+            example = decimals.cast(pl.String)[0]
             problems.add(
                 f"client column {series.name!r} holds decimal numbers such as"
                 f" {example}; name the column that says who holds the row"

@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from fedtailor.data.tables.decorrelation import MAX_DECORRELATED_INPUTS
 from fedtailor.data.tables.encoding import MIN_ROWS
-from fedtailor.data.tables.hiding import MAX_NAMES, Inputs, inputs_of, shown
+from fedtailor.data.tables.hiding import MAX_NAMES, multipliable, shown
 from fedtailor.data.tables.kinds import Kind
 from fedtailor.data.tables.sums import (
     ColumnSums,
@@ -260,7 +260,7 @@ def products_of(
 
     Args:
         columns: the cells of the client.
-        kinds: kind of each column.
+        kinds: kind of each column, of the target last.
         pooled: sums over all clients.
         correlated: the columns to multiply.
         least: the least rows of a group (see `hiding`); 1 = all products are wanted.
@@ -271,11 +271,15 @@ def products_of(
     """
     if len(correlated) < 2:
         return None
-    deviations, units, parts, means = [], [], list[Inputs](), []
-    for place, name in enumerate(correlated):
-        cells = shown(columns[name], kinds[name], least)
+    told = {name: shown(columns[name], kinds[name], least) for name in kinds}
+    # Categories count as well: their products may be sent for preprocessing, which does
+    # not have the target, the last column.
+    kept = multipliable(list(told.values()), list(kinds.values()), 1)
+    is_kept = dict(zip(told, kept, strict=True))
+    deviations, units, means = [], [], []
+    for name in correlated:
+        cells = told[name]
         own = float(cells.mean() or 0.0)  # type: ignore[arg-type]
-        parts.append(inputs_of(cells, kinds[name], slice(place, place + 1)))
         deviations.append((cells - own).fill_null(0.0).to_numpy())
         units.append(1 / pooled[name].deviation)
         means.append(
@@ -283,7 +287,8 @@ def products_of(
         )
     x = np.stack(deviations, axis=1).astype(np.float64)
     try:
-        sums = InputSums.of_inputs(x, parts if least > 1 else None, np.diag(units))
+        is_sent = np.array([is_kept[name] for name in correlated])
+        sums = InputSums.of_inputs(x, is_sent if least > 1 else None, np.diag(units))
     except ValueError:
         return None
     return sums.model_copy(update={"mean": tuple(np.multiply(means, units).tolist())})

@@ -5,7 +5,7 @@ Everything that a client says about its columns is computed from such columns, a
 nothing else. So no answer can tell a table from the one that is shown, which has no gap,
 no category and no deviating value of a few rows.
 
-Of columns together, sums of products say more: `multipliable` finds the inputs whose
+Of columns together, sums of products say more: `multipliable` finds the columns whose
 products lead to no group of few rows.
 """
 
@@ -34,6 +34,17 @@ _ISOLATED = 0.9
 as one of these rows alone; 1 would be exactly so.
 """
 
+_FAR = 10
+"""Rows are far from all others from this number of the others' standard deviations."""
+
+_MASKS = 3
+"""For so many of the most frequent numbers of a column, and its ends, rows with another
+number are looked at.
+"""
+
+_MOST_GROUPS = 200
+"""A column of more categories is not multiplied, as this would take too long to check."""
+
 _DEPENDENT = 1e-13
 """Directions of a smaller share of the largest variance are rounding."""
 
@@ -45,9 +56,12 @@ def shown(values: pl.Series, kind: Kind, least: int = MIN_ROWS) -> pl.Series:
     * A few gaps are filled by cells that the column has: the most frequent category, or
       yes or no; of numbers and dates those nearest to the mean, each once. (The mean
       itself would be a number with the count of the other cells in its digits.)
-    * Numbers of a few rows, where all other rows share theirs with `least` or more, become
-      the nearest number that many rows share. Rows of a rare category become `RARE`, and
-      if these are few, the most frequent category.
+    * Numbers that fewer than `least` rows share become the nearest one that as many do, if
+      there are few such numbers: how many rows have each of two or three would follow from
+      mean and squares. If there are no others, the column is empty. Rows of a rare
+      category become `RARE`, and if these are few, the most frequent category.
+    * If a few rows are so far from all others that mean and squares are nearly theirs,
+      they become the nearest number of another row.
 
     Args:
         values: the cells, with null for missing ones.
@@ -103,16 +117,29 @@ def _shown_booleans(values: pl.Series, least: int) -> pl.Series:
 
 
 def _shown_numbers(values: pl.Series, least: int) -> pl.Series:
+    if least == 1:
+        return values
     if 0 < values.null_count() < least:
         present = np.sort(values.drop_nulls().to_numpy())
         distance = np.abs(present - present.mean())
         gaps = values.is_null().arg_true()
         fill = present[np.argsort(distance, kind="stable")[: len(gaps)]]
         values = values.clone().scatter(gaps, pl.Series(fill, dtype=values.dtype))
+    while True:
+        changed = _without_far(_without_rare(values, least), least)
+        if changed.equals(values):
+            return values
+        values = changed
+
+
+def _without_rare(values: pl.Series, least: int) -> pl.Series:
+    """Numbers without a few that few rows share."""
     numbers, rows = counts_of(values)
     is_shared = rows >= least
-    if not is_shared.any() or not 0 < rows[~is_shared].sum() < least:
+    if not 0 < np.count_nonzero(~is_shared) < least:
         return values
+    if not is_shared.any():
+        return values.clear(len(values))
     shared = np.sort(numbers[is_shared])
     others = pl.Series(numbers[~is_shared], dtype=values.dtype)
     few = values.is_in(others.implode()).arg_true()
@@ -120,87 +147,175 @@ def _shown_numbers(values: pl.Series, least: int) -> pl.Series:
     return values.clone().scatter(few, pl.Series(shared[nearest], dtype=values.dtype))
 
 
+def _without_far(values: pl.Series, least: int) -> pl.Series:
+    """Numbers without a few that have nearly all of the squared deviations."""
+    numbers = values.drop_nulls().to_numpy()
+    if not len(numbers):
+        return values
+    deviations = numbers - np.median(numbers)
+    order = np.argsort(-np.abs(deviations), kind="stable")
+    unit = float(np.abs(deviations[order[0]]))
+    if not 0 < unit < np.inf:
+        return values
+    scaled = deviations / unit  # so that no square overflows
+    squares = len(scaled) * scaled.var()
+    for few in range(1, min(least, (len(numbers) + 1) // 2)):
+        far, others = order[:few], order[few:]
+        rest = scaled[others]
+        distance = np.abs(scaled[far] - rest.mean()).min()
+        is_far = distance >= _FAR * rest.std()
+        if is_far and len(rest) * rest.var() <= (1 - _ISOLATED) * squares:
+            low, high = numbers[others].min(), numbers[others].max()
+            places = np.flatnonzero(values.is_not_null().to_numpy())[far]
+            nearest = pl.Series(np.clip(numbers[far], low, high), dtype=values.dtype)
+            return values.clone().scatter(places, nearest)
+    return values
+
+
 @dataclass(frozen=True)
-class Inputs:
-    """Inputs that belong together: their products are sent, or none of them.
+class _Column:
+    """What the products of a column with others can tell.
 
     Attributes:
-        places: which inputs these are.
-        groups: [rows] the group of each row, or -1, if the inputs have no other values
-            than those of two groups: yes and no, a category, whether a cell is missing.
-        is_shared: whether all values are those of many rows, so that the inputs may be
-            known.
-        varying: [rows] of numbers, where they vary: masks of the rows whose cell is there,
-            and of those in which it is not the most frequent one.
+        known: [rows, k] its inputs that may be known, as many rows share their values: yes
+            and no, categories, where cells are missing.
+        unknown: [rows, 0 or 1] its numbers otherwise; missing ones have the mean.
+        groups: [rows] the group of each row: its category, yes or no, or whether its cell
+            is missing, which is a group of its own.
+        others: of numbers, masks of the rows whose cell is there, and is not a certain
+            number that many rows share.
+        present: mask of the rows whose cell is there; None for groups.
     """
 
-    places: slice
-    groups: Int64[NDArray, " rows"] | None = None
-    is_shared: bool = True
-    varying: tuple[Bool[NDArray, " rows"], ...] = ()
+    known: Float[NDArray, "rows k"]
+    unknown: Float[NDArray, "rows j"]
+    groups: Int64[NDArray, " rows"]
+    others: tuple[Bool[NDArray, " rows"], ...] = ()
+    present: Bool[NDArray, " rows"] | None = None
 
+    @property
+    def every(self) -> Float[NDArray, "rows inputs"]:
+        """All of its inputs."""
+        return np.concatenate([self.known, self.unknown], axis=1)
 
-def inputs_of(values: pl.Series, kind: Kind, places: slice) -> Inputs:
-    """The inputs of a column's cells (`shown`)."""
-    distinct, rows = counts_of(values)
-    if kind == "category" or len(distinct) <= 2:
-        groups = np.full(len(values), -1, np.int64)
-        for group, value in enumerate(distinct):
-            groups[(values == value).fill_null(False).to_numpy()] = group
-        return Inputs(places, groups=groups)
-    masks = [values.is_not_null().to_numpy()]
-    if rows[0] >= MIN_ROWS:
-        masks.append((values != distinct[0]).fill_null(False).to_numpy())
-    is_shared = bool((rows >= MIN_ROWS).all())
-    return Inputs(places, is_shared=is_shared, varying=tuple(masks))
-
-
-def indicator_of(values: pl.Series, place: int) -> Inputs:
-    """The input that says where cells are missing."""
-    missing = values.is_null().to_numpy()
-    return Inputs(slice(place, place + 1), groups=missing.astype(np.int64))
+    @staticmethod
+    def of(values: pl.Series, kind: Kind) -> "_Column":
+        """The column of some cells (`shown`)."""
+        distinct, rows = counts_of(values)
+        missing = values.is_null().to_numpy()
+        if kind == "category" or len(distinct) <= 2:
+            groups = np.full(len(values), len(distinct), np.int64)
+            for group, value in enumerate(distinct):
+                groups[(values == value).fill_null(False).to_numpy()] = group
+            count = len(distinct) + 1 if len(distinct) <= _MOST_GROUPS else 0
+            known = (groups[:, None] == np.arange(count)).astype(np.float64)
+            return _Column(known, np.zeros((len(values), 0)), groups)
+        mean = float(values.mean() or 0.0)  # type: ignore[arg-type]
+        numbers = values.fill_null(mean).to_numpy().astype(np.float64)[:, None]
+        gaps = missing.astype(np.float64)[:, None]
+        is_shared = rows >= MIN_ROWS
+        frequent = distinct[:_MASKS][is_shared[:_MASKS]]
+        ends = [
+            it for it in (distinct.min(), distinct.max()) if it in distinct[is_shared]
+        ]
+        others = tuple(
+            (values != value).fill_null(False).to_numpy()
+            for value in np.unique([*frequent, *ends])
+        )
+        known = np.concatenate([gaps, numbers], axis=1) if is_shared.all() else gaps
+        unknown = numbers[:, :0] if is_shared.all() else numbers
+        return _Column(
+            known, unknown, missing.astype(np.int64), others=others, present=~missing
+        )
 
 
 def multipliable(
-    x: Float[NDArray, "rows inputs"], parts: Sequence[Inputs]
-) -> Bool[NDArray, " inputs"]:
-    """The inputs whose products with each other lead to no group of few rows.
+    cells: Sequence[pl.Series], kinds: Sequence[Kind], last: int = 0
+) -> list[bool]:
+    """The columns whose products with each other lead to no group of few rows.
 
-    A sum of products with an input is a sum over rows, weighted by this input. So it must
-    not be that
+    A sum of products with an input is a sum over rows, weighted by this input. Where cells
+    are missing they have the mean of the others, in whose digits it stands how many rows
+    of a group have one. So it must not be that
 
-    1. two inputs of groups meet in 1 to 4 rows: their product counts these rows;
-    2. a combination of inputs that may be known (`Inputs.is_shared`) has weights on 1 to 4
-       of the rows in which a number varies, and on no others: it gives the sum over these
-       rows;
-    3. nor a combination of any inputs, on 1 to 4 of the rows where a number is present.
+    1. groups of two columns meet in 1 to 4 rows, missing cells among them: their product
+       counts these rows; or that two numbers are both others than a frequent one in as few
+       rows: it is a sum over these;
+    2. a combination of inputs that may be known has weights on 1 to 4 of the rows in which
+       a number is there, or is not a frequent one, and on no others: it gives the sum over
+       these rows;
+    3. nor a combination of any inputs, on 1 to 4 of the rows where a number is there.
 
-    What stands against it is taken out until nothing does.
+    What stands against it is taken out until nothing does. Which columns are kept depends
+    on nothing but these cells, whatever becomes of them: two answers about the same columns
+    keep the same ones, so that they tell no more together.
 
     Args:
-        x: the inputs of the rows, where missing cells have the mean of the others.
-        parts: the inputs, by what they are of.
+        cells: the cells of each column, as they are shown.
+        kinds: the kinds of the columns.
+        last: so many columns at the end take no part in what is kept of those before.
     """
-    kept = _without_small_meetings(parts)
-    while True:
-        found = _isolating(x, [parts[place] for place in kept])
-        if found is None:
-            break
-        del kept[found]
-    result = np.zeros(x.shape[1], np.bool_)
-    for place in kept:
-        result[parts[place].places] = True
-    return result
+    columns = [_Column.of(it, kind) for it, kind in zip(cells, kinds, strict=True)]
+    kept = _kept(columns, list(range(len(columns) - last)))
+    for place in range(len(columns) - last, len(columns)):
+        together = [*kept, place]
+        if _kept(columns, together) == together:
+            kept = together
+    return [place in kept for place in range(len(columns))]
 
 
-def _without_small_meetings(parts: Sequence[Inputs]) -> list[int]:
-    """The parts without those that meet others in few rows, the worst first."""
-    small = np.zeros((len(parts), len(parts)), np.bool_)
-    for i, one in enumerate(parts):
-        for j, other in enumerate(parts[:i]):
-            if one.groups is not None and other.groups is not None:
-                small[i, j] = small[j, i] = _meet_in_few(one.groups, other.groups)
-    kept = list(range(len(parts)))
+def _kept(columns: Sequence[_Column], places: Sequence[int]) -> list[int]:
+    """The places of the columns that may be multiplied with each other."""
+    kept = _without_small_meetings(columns, places)
+    # With fewer inputs no combination is new, so that each mask is looked at once.
+    known = np.concatenate([columns[it].known for it in kept], axis=1) if kept else None
+    clear = set[bytes]()
+    for place in list(kept):
+        present = columns[place].present
+        masks = [] if present is None else [present, *columns[place].others]
+        for mask in masks:
+            if mask.tobytes() in clear:
+                continue
+            assert known is not None
+            if _isolated(known[mask]) is not None:
+                kept.remove(place)
+                break
+            clear.add(mask.tobytes())
+    masks = [np.ones(len(columns[0].groups), np.bool_)] if columns else []
+    masks += [
+        it.present for place in kept if (it := columns[place]).present is not None
+    ]
+    for mask in {mask.tobytes(): mask for mask in masks}.values():
+        while kept:
+            inputs = [columns[place].every[mask] for place in kept]
+            weights = _isolated(np.concatenate(inputs, axis=1))
+            if weights is None:
+                break
+            owners = np.repeat(kept, [it.shape[1] for it in inputs])
+            kept.remove(int(owners[np.abs(weights).argmax()]))
+    return kept
+
+
+def _without_small_meetings(
+    columns: Sequence[_Column], places: Sequence[int]
+) -> list[int]:
+    """The places without those that meet others in few rows, the worst first."""
+    size = len(columns)
+    small = np.zeros((size, size), np.bool_)
+    for place, i in enumerate(places):
+        for j in places[:place]:
+            small[i, j] = _meet_in_few(columns[i].groups, columns[j].groups)
+    owners = [it for it in places for _ in columns[it].others]
+    if owners:
+        masks = [mask for it in places for mask in columns[it].others]
+        shared = np.array(masks, np.float64)
+        meetings = shared @ shared.T
+        for i, j in np.argwhere((meetings > 0) & (meetings < MIN_ROWS)):
+            small[owners[i], owners[j]] = owners[i] != owners[j]
+    small |= small.T
+    kept = [it for it in places if columns[it].known.shape[1]]
+    left = [it for it in range(size) if it not in kept]
+    small[left], small[:, left] = False, False
     while small.any():
         worst = int(small.sum(axis=0).argmax())
         small[worst], small[:, worst] = False, False
@@ -209,38 +324,8 @@ def _without_small_meetings(parts: Sequence[Inputs]) -> list[int]:
 
 
 def _meet_in_few(one: Int64[NDArray, " rows"], other: Int64[NDArray, " rows"]) -> bool:
-    both = (one >= 0) & (other >= 0)
-    pairs = one[both] * (other.max(initial=0) + 1) + other[both]
-    counts = np.bincount(pairs) if len(pairs) else np.zeros(0, np.int64)
+    counts = np.bincount(one * (other.max(initial=0) + 1) + other)
     return bool(((counts > 0) & (counts < MIN_ROWS)).any())
-
-
-def _isolating(x: Float[NDArray, "rows inputs"], parts: Sequence[Inputs]) -> int | None:
-    """The place of a part that has to be taken out; None if there is none."""
-    if not parts:
-        return None
-    shared = [x[:, part.places] for part in parts if part.is_shared]
-    known = np.concatenate([x[:, :0], *shared], axis=1)
-    for place, part in enumerate(parts):
-        for rows in part.varying:
-            if _isolated(known[rows]) is not None:
-                return place
-    owners = np.concatenate(
-        [
-            np.full(part.places.stop - part.places.start, i)
-            for i, part in enumerate(parts)
-        ]
-    )
-    every = np.concatenate([x[:, part.places] for part in parts], axis=1)
-    masks = [
-        np.ones(len(x), np.bool_),
-        *(part.varying[0] for part in parts if part.varying),
-    ]
-    for rows in {mask.tobytes(): mask for mask in masks}.values():
-        weights = _isolated(every[rows])
-        if weights is not None:
-            return int(owners[np.abs(weights).argmax()])
-    return None
 
 
 def _isolated(x: Float[NDArray, "rows inputs"]) -> Float[NDArray, " inputs"] | None:

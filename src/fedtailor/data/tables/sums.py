@@ -16,7 +16,7 @@ from typing import Annotated
 
 import numpy as np
 import polars as pl
-from jaxtyping import Float64
+from jaxtyping import Bool, Float64
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -32,10 +32,7 @@ from fedtailor.data.tables.hiding import (
     MAX_NAME_LENGTH,
     MAX_NAMES,
     RARE,
-    Inputs,
     counts_of,
-    indicator_of,
-    inputs_of,
     multipliable,
     shown,
 )
@@ -224,16 +221,20 @@ class InputSums(BaseModel):
             ValueError: there are not more rows than inputs, or few rows.
         """
         x = np.empty((len(cells[0]), sum(len(it.inputs) for it in columns)))
-        parts, gaps, start = list[Inputs](), list[tuple[slice, int]](), 0
+        gaps, start = list[tuple[slice, int]](), 0
+        cells = [
+            shown(it, column.kind) for it, column in zip(cells, columns, strict=True)
+        ]
         for values, column in zip(cells, columns, strict=True):
-            values, end = shown(values, column.kind), start + len(column.inputs)
+            end = start + len(column.inputs)
             column.encode(values, x[:, start:end])
-            places = slice(start, end - column.indicator)
-            parts.append(inputs_of(values, column.kind, places))
             if column.indicator:
-                parts.append(indicator_of(values, end - 1))
-                gaps.append((places, end - 1))
+                gaps.append((slice(start, end - 1), end - 1))
             start = end
+        is_sent = np.repeat(
+            multipliable(cells, [column.kind for column in columns]),
+            [len(column.inputs) for column in columns],
+        )
         # All is computed with gaps that have the mean of this client's other cells. What
         # is sent are the sums with the value that all clients put there, which follow from
         # these: the value is not this client's to choose, and could say where gaps are.
@@ -244,20 +245,20 @@ class InputSums(BaseModel):
                 mean = x[~is_gap, places].mean(axis=0)
                 filling[indicator, places] = x[is_gap, places][0] - mean
                 x[is_gap, places] = mean
-        return InputSums.of_inputs(x, parts, filling)
+        return InputSums.of_inputs(x, is_sent, filling)
 
     @staticmethod
     def of_inputs(
         x: Float64[NDArray, "rows inputs"],
-        parts: Sequence[Inputs] | None,
+        is_sent: Bool[NDArray, " inputs"] | None,
         filling: Float64[NDArray, "inputs inputs"] | None = None,
     ) -> "InputSums":
         """Compute the sums of x @ filling.
 
         Args:
             x: the inputs of the rows, where missing cells have the mean of the others.
-            parts: what the inputs are of; None = the sums of rows as they are, which do
-                not leave this machine.
+            is_sent: the inputs whose products with each other are sent; None = the sums
+                of rows as they are, which do not leave this machine.
             filling: what adds other values for missing cells; None = they keep the mean.
 
         Raises:
@@ -266,14 +267,13 @@ class InputSums(BaseModel):
         """
         rows, inputs = x.shape
         require(
-            parts is None or (rows > inputs and rows >= MIN_ROWS),
+            is_sent is None or (rows > inputs and rows >= MIN_ROWS),
             f"its {rows} training rows are not more than the {inputs} inputs, or fewer"
             f" than {MIN_ROWS}: sums of products would give them away (leave inputs"
             " correlated: decorrelate = false in a job, keep_correlated of a table)",
         )
         mean, products = centered_products(x)
-        if parts is not None:
-            is_sent = multipliable(x, parts)
+        if is_sent is not None:
             products *= np.outer(is_sent, is_sent) | np.eye(inputs, dtype=np.bool_)
         if filling is not None:
             mean, products = mean @ filling, filling.T @ products @ filling

@@ -67,6 +67,11 @@ _SUBJECT_NAME = re.compile(
     r"(?i)(^|[_ .-])(id|pid|mrn|patient|subject|person|case|pat|subj)(s|[_ .-]?(id|nr|no))?$"
 )
 
+_WEIGHT_NAME = re.compile(
+    r"(?i)^((case|sample|sampling|survey|row|design|inverse|ip)[_ .-]?)?(weights?|wgt|wt)$"
+)
+"""Names of columns that say how much a row counts."""
+
 RARE = 0.9
 """If a larger share of the rows has one class, the accuracy says little."""
 
@@ -432,6 +437,19 @@ def spelling_warnings(columns: Iterable[pl.Series]) -> list[str]:
     return [
         "values that differ in capitals or blanks only are different ones, in"
         f" {', '.join(found)}; say --fold-case if they are the same"
+    ]
+
+
+def weight_warnings(names: Iterable[str]) -> list[str]:
+    """A warning if inputs are named like the weight of a row."""
+    found = [name for name in names if _WEIGHT_NAME.search(name)]
+    if not found:
+        return []
+    drop = " ".join(map(_quoted, found))
+    return [
+        f"{join_names(found)} {'is an input' if len(found) == 1 else 'are inputs'} like any"
+        " other, and every row counts the same; if it says how much a row counts, and not"
+        f" what somebody weighs, leave it out (--drop {drop})"
     ]
 
 

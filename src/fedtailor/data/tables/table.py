@@ -58,6 +58,7 @@ from fedtailor.data.tables.suspicions import (
     repetition_warnings,
     spelling_warnings,
     target_code_warnings,
+    weight_warnings,
 )
 from fedtailor.data.tables.target import Target, TargetEncoding
 from fedtailor.data.tables.windows import Windowing, usual_gap, windows_in_splits
@@ -276,6 +277,7 @@ def _build(raw: RawTable, options: TableOptions, seed: int, all_rows: bool) -> T
         *client_warnings(rows, options),
         *spellings,
         *group_warnings(columns, rows.owners, options),
+        *weight_warnings(kept),
         *(class_warnings(y[train], encoding.classes) if encoding.classes else ()),
         *code_warnings(kept, train, rows.owners, rows.names),
         *_target_codes(target, options.target, train, rows),

@@ -9,28 +9,20 @@ is no clock: answers are taken as they come, and an `AnswerRecord` says whose th
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol, cast, get_args
 
-import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
 from fedtailor._base.choice import require, require_one_of
 from fedtailor.aggregation.accounting.wireless import Wireless
-from fedtailor.aggregation.pipelines.change import received_rows
 from fedtailor.engine.training.participation import Participation
 from fedtailor.protocol import (
-    NOT_SENT,
     Algorithm,
     Clients,
-    Downlink,
     Pipeline,
-    Streams,
-    Update,
     draw_uniform,
-    next_power_of_two,
-    sums_type,
 )
 
 Staleness = Literal["constant", "hinge", "polynomial"]
@@ -283,6 +275,14 @@ class AnswerOrder(Protocol):
         """
         ...
 
+    def snapshot(self) -> dict[str, Any]:
+        """What a checkpoint stores in addition to the number of steps."""
+        ...
+
+    def restore(self, step: int, snapshot: Mapping[str, Any]) -> None:
+        """Continue after a number of steps, with what `snapshot` returned then."""
+        ...
+
 
 @dataclass
 class AnswerRecord:
@@ -364,6 +364,14 @@ class Replay:
             return self._next
         return int(self._oldest[self._next])
 
+    def snapshot(self) -> dict[str, Any]:
+        """See `AnswerOrder`."""
+        return {}
+
+    def restore(self, step: int, snapshot: Mapping[str, Any]) -> None:
+        """See `AnswerOrder`."""
+        self._next = step
+
 
 class Arrivals:
     """Whose answers the server takes in each step, by the clock.
@@ -399,6 +407,11 @@ class Arrivals:
         self._seed = seed
         self._places = participation.reporters(len(clients))
         self._slowness = late.factors(clients)
+        self._start()
+
+    def _start(self) -> None:
+        """Set the clock to 0."""
+        clients = self._clients
         self.step = 0
         self.times: list[float] = []
         self._now = 0.0
@@ -466,87 +479,12 @@ class Arrivals:
         is_awaited[[*self._ready, *self._buffer]] = True
         return int(self._began[is_awaited].min(initial=self.step))
 
+    def snapshot(self) -> dict[str, Any]:
+        """See `AnswerOrder`; the clock is played again."""
+        return {}
 
-def merged_downlinks(
-    parts: list[tuple[NDArray[np.int64], Downlink]], clients: int
-) -> Downlink:
-    """One downlink of several, each for some clients of a cohort.
-
-    Args:
-        parts: the positions in the cohort of a downlink's clients, and the downlink.
-        clients: the size of the cohort.
-
-    Returns:
-        A downlink that sends each client what its part sends it. Rows of zeros, which
-        nobody receives, fill up the streams to a power of two, so that programs are
-        compiled for few sizes.
-    """
-    ((_, first), *others) = parts
-    if not others:
-        return first
-    streams = {}
-    for kind, sent in first.streams.items():
-        columns = sent.recipients.shape[1]
-        recipients = np.full((clients, columns), NOT_SENT, np.int32)
-        values = []
-        count = 0
-        for positions, part in parts:
-            each = part.streams[kind]
-            recipients[positions] = np.where(
-                each.recipients == NOT_SENT, NOT_SENT, each.recipients + count
-            )
-            values.append(jnp.asarray(each.values))
-            count += len(each.values)
-        padding = next_power_of_two(count) - count
-        values.append(jnp.zeros((padding, *values[0].shape[1:]), values[0].dtype))
-        streams[kind] = Streams(jnp.concatenate(values), recipients, sent.already_held)
-    scalars = {}
-    for name in first.scalars:
-        number = np.asarray(first.scalars[name])
-        scalars[name] = np.zeros(clients, number.dtype)
-        for positions, part in parts:
-            scalars[name][positions] = part.scalars[name]
-    reply = np.ones(clients, bool)
-    for positions, part in parts:
-        reply[positions] = part.reply
-    return replace(first, streams=streams, scalars=scalars, reply=reply)
-
-
-def by_age(
-    late: LateClients,
-    update: Update,
-    age: NDArray[np.int64],
-    received: Downlink,
-    newest: Downlink,
-    is_statistic: NDArray[np.bool_] | None = None,
-) -> Update:
-    """What the server averages in place of what clients sent (`LateClients`).
-
-    Args:
-        late: the settings.
-        update: what the clients sent, after all transforms.
-        age: [c] the age of each client's answer.
-        received: what the clients received.
-        newest: what the server would send them now.
-        is_statistic: `Cohort.is_statistic`. A change of running statistics from an older
-            model must not be added to the newest one: variances might become negative.
-    """
-    rows = update.get("model")
-    weight = late.weights(age)
-    # An answer that counts whole, and whose client began from the newest model, stays as
-    # it is, to the bit.
-    is_whole = (weight == 1) & ((age == 0) | (late.step == "model"))
-    if rows is None or bool(is_whole.all()):
-        return update
-    x = jnp.asarray(rows.values)
-    sums = sums_type(x)
-    w = jnp.asarray(received_rows("model", update, newest), sums)
-    start = w
-    if late.step == "change":
-        start = jnp.asarray(received_rows("model", update, received), sums)
-        if is_statistic is not None and len(is_statistic) == x.shape[-1]:
-            start = jnp.where(is_statistic, w, start)
-    s = jnp.asarray(rows.to_rows(weight, fill=0.0), sums)[:, None]
-    stays = rows.to_rows(is_whole, fill=True)[:, None]
-    moved = (w + s * (x.astype(sums) - start)).astype(x.dtype)
-    return {**update, "model": replace(rows, values=jnp.where(stays, x, moved))}
+    def restore(self, step: int, snapshot: Mapping[str, Any]) -> None:
+        """See `AnswerOrder`."""
+        self._start()
+        for _ in range(step):
+            self.next_step()

@@ -25,25 +25,24 @@ from numpy.typing import NDArray
 
 from fedtailor._base.choice import require
 from fedtailor._base.tensors import is_float
-from fedtailor.aggregation.accounting import Ledger, LedgerPhase
-from fedtailor.aggregation.accounting.ledger import OwnNumbers
+from fedtailor.aggregation.accounting import Ledger
 from fedtailor.aggregation.pipelines import check_stages
 from fedtailor.aggregation.pipelines.gaussian_noise import zero_update
-from fedtailor.aggregation.secure_sums import hidden_update
-from fedtailor.aggregation.sum_shares import SumHistory
 from fedtailor.data.federation.checks import check_seed
+from fedtailor.engine.training.costs import record_exchange
 from fedtailor.engine.training.late import (
     AnswerOrder,
     AnswerRecord,
     Arrivals,
+    LateClients,
     Replay,
-    by_age,
-    merged_downlinks,
 )
+from fedtailor.engine.training.late_rounds import LateRounds, by_age
 from fedtailor.engine.training.metrics import Metrics, select_metrics
 from fedtailor.engine.training.networks import check_networks
 from fedtailor.engine.training.privacy import privacy_account, promises_privacy
 from fedtailor.engine.training.private_seed import private_seed
+from fedtailor.engine.training.simulated_sums import SimulatedSums
 from fedtailor.engine.training.single_rows import note_single_rows
 from fedtailor.engine.training.spec import RunSpec
 from fedtailor.models import Model
@@ -170,25 +169,25 @@ class Rounds(Generic[ExecutorT]):
         self.participation = participation
         self.uplink = uplink
         self.downlink = downlink
-        self.late = spec.late
         self.target_scale = executor.data.target_units[1]
         self._secret = self.seed if secret is None else secret
         self.measured, self.metric = select_metrics(metrics, model)
         self.schedule = list(algorithm.phases())
         methods = [method for method, _ in self.schedule]
-        self.population = self._population(methods)
+        self.population = self._population(methods, spec.late)
         # All methods are checked now: the second one must not be refused after hours of
         # training with the first one.
         check_stages(uplink)
-        self.sends_scores, self._sums = privacy.evaluate, privacy.sums
-        if self._sums is not None:
-            self._sums.check(algorithm, uplink)
-            self._sums.check_client_count(
+        self.sends_scores = privacy.evaluate
+        self._sums: SimulatedSums | None = None
+        if privacy.sums is not None:
+            privacy.sums.check(algorithm, uplink)
+            privacy.sums.check_client_count(
                 algorithm,
                 participation.reporters(len(self.population)),
                 len(self.population),
             )
-            self._sum_history = SumHistory(self._sums.scope)
+            self._sums = SimulatedSums(privacy.sums)
         for method in methods:
             check_networks(method, model)
             method.check(self.population)
@@ -209,13 +208,14 @@ class Rounds(Generic[ExecutorT]):
         self.metrics = Metrics()
         self.round_seconds: list[float] = []
         self.seconds = 0.0
-        self._record: AnswerRecord | None = None
-        self._arrivals = self._play_clock()
-        # The server's state after each step from which late clients may have begun.
-        self._past_servers: dict[int, Any] = {}
+        self.late: LateRounds | None = None
+        if spec.late is not None:
+            self.late = LateRounds(spec.late, self._answer_order(spec.late))
         self._start_phase(0, self.initial)
 
-    def _population(self, methods: Sequence[Algorithm]) -> Population:
+    def _population(
+        self, methods: Sequence[Algorithm], late: LateClients | None
+    ) -> Population:
         """The seen clients, and what the methods of the schedule may know about the run."""
         seen = self.executor.seen
         # A server that hands out clients' examples, as a simulated one may, would break
@@ -228,9 +228,7 @@ class Rounds(Generic[ExecutorT]):
             groups=seen.groups,
             original_index=seen.original_index,
             reporters_per_round=(
-                self.participation.reporters(len(seen))
-                if self.late is None
-                else self.late.buffer
+                self.participation.reporters(len(seen)) if late is None else late.buffer
             ),
             seed=self.seed,
             examples=None if is_private else self.executor.examples,
@@ -292,8 +290,8 @@ class Rounds(Generic[ExecutorT]):
         yield from self.probe_if_due()
         if self.algorithm.asks_again(self.server):
             yield from self._probe()
-        if self._arrivals is not None:
-            yield from self._next_late_round(self._arrivals)
+        if self.late is not None:
+            yield from self._next_late_round(self.late)
             return
         if reporting is None:
             reporting = self.participation.sample(
@@ -323,7 +321,9 @@ class Rounds(Generic[ExecutorT]):
         """
         announced = announce(self.uplink, downlink, self.uplink_state)
         exchange = self._new_exchange("client", cohort, announced)
-        answers = self._as_sums((yield exchange), cohort)
+        answers = yield exchange
+        if self._sums is not None:
+            answers = self._sums.hide(answers, cohort)
 
         # Up: all answers have arrived and are finite before the state changes.
         try:
@@ -336,49 +336,20 @@ class Rounds(Generic[ExecutorT]):
         self.phase.participated[cohort.position] = True
         self._end_round(cohort, exchange.downlink, answers)
 
-    def _next_late_round(self, arrivals: AnswerOrder) -> Exchanges[None]:
+    def _next_late_round(self, late: LateRounds) -> Exchanges[None]:
         """Take the answers that have arrived, each of a client that began from the
         server's model of its time (`LateClients`).
-
-        Clients compute when their answers arrive, not when they begin: what they compute
-        with has not changed since, as each of them begins anew after its answer only.
         """
-        self._past_servers[self.round] = self.server
-        clients, age = arrivals.next_step()
+        clients, age = late.next_step(self.round, self.server)
         cohort = replace(self._cohort(self.executor.seen, clients, seen=True), age=age)
-        parts = []
-        for step in np.unique(cohort.began):
-            positions = np.flatnonzero(cohort.began == step)
-            parts.append((positions, self._downlink_of(cohort.subset(positions))))
-        yield from self._exchange_round(cohort, merged_downlinks(parts, len(cohort)))
-        # Nobody trains from older models any more.
-        self._past_servers = {
-            step: server
-            for step, server in self._past_servers.items()
-            if step >= arrivals.oldest
-        }
+        yield from self._exchange_round(cohort, late.downlink(self.algorithm, cohort))
+        late.forget()
 
-    def _downlink_of(self, cohort: Cohort) -> Downlink:
-        """The algorithm's message to clients that began in the same round, perhaps an
-        earlier one, from the server's state of that round.
+    def _answer_order(self, settings: LateClients) -> AnswerOrder:
+        """Whose answers a server that does not wait takes: in a simulation, a clock
+        says.
         """
-        began = int(cohort.began[0])
-        then = replace(cohort, round=began, age=None)
-        return self.algorithm.broadcast(self._past_servers[began], then)
-
-    def _play_clock(self) -> AnswerOrder | None:
-        """The clock of late clients at the present round; None if the server waits."""
-        if self.late is None:
-            return None
-        if self._record is not None:
-            arrivals: AnswerOrder = Replay(self._record)
-        else:
-            arrivals = Arrivals(
-                self.late, self.participation, self.executor.seen, self._secret
-            )
-        for _ in range(self.round):
-            arrivals.next_step()
-        return arrivals
+        return Arrivals(settings, self.participation, self.executor.seen, self._secret)
 
     def replay(self, record: AnswerRecord) -> None:
         """Take late clients' answers in the order of a record, in place of the clock's.
@@ -390,32 +361,17 @@ class Rounds(Generic[ExecutorT]):
             self.late is not None,
             "a record of answers is for a server that does not wait: set late",
         )
-        self._record = record
-        self._arrivals = self._play_clock()
+        assert self.late is not None
+        self.late.order = Replay(record)
+        self.late.order.restore(self.round, {})
 
     @property
     def times(self) -> NDArray[np.float64] | None:
         """[t] when the server took each step, by the clock of late clients; None if it
         waits for all clients, or there is no clock.
         """
-        arrivals = self._arrivals
-        return np.array(arrivals.times) if isinstance(arrivals, Arrivals) else None
-
-    def _as_sums(self, answers: Answers, cohort: Cohort) -> Answers:
-        """The answers of a round as the server may see them: with secure aggregation, it
-        gets sums of the clients' updates only.
-        """
-        is_hidden = any(
-            isinstance(rows, HiddenRows) for rows in answers.update.values()
-        )
-        # The clients of an executor of machines hide their updates themselves.
-        if self._sums is None or is_hidden or not answers.update:
-            return answers
-        answers.require_finite()
-        update = hidden_update(
-            answers.update, cohort, answers.reporting, self._sums, self._sum_history
-        )
-        return replace(answers, update=update)
+        order = None if self.late is None else self.late.order
+        return np.array(order.times) if isinstance(order, Arrivals) else None
 
     def _aggregate_finite(
         self, downlink: Downlink, exchange: Exchange, answers: Answers
@@ -474,7 +430,7 @@ class Rounds(Generic[ExecutorT]):
         if self.late is not None and cohort.age is not None:
             newest = self.algorithm.broadcast(self.server, cohort)
             update = by_age(
-                self.late,
+                self.late.settings,
                 update,
                 cohort.age,
                 exchange.downlink,
@@ -523,7 +479,9 @@ class Rounds(Generic[ExecutorT]):
             downlink: what the clients received.
             answers: what they sent, and which of them answered.
         """
-        self._record_costs(self.ledger, "round", cohort, downlink, answers)
+        record_exchange(
+            self.ledger, "round", self.round, self.model, cohort, downlink, answers
+        )
         self.round += 1
         if self.privacy is not None:
             # A client that was asked spends privacy even if it did not answer.
@@ -634,7 +592,15 @@ class Rounds(Generic[ExecutorT]):
         answers.require_finite()
         answered = replace(cohort, reporting=answers.reporting)
         self.server = self.algorithm.aggregate_probe(self.server, answers, answered)
-        self._record_costs(self.ledger, "probe", cohort, exchange.downlink, answers)
+        record_exchange(
+            self.ledger,
+            "probe",
+            self.round,
+            self.model,
+            cohort,
+            exchange.downlink,
+            answers,
+        )
 
     # helpers
     # ----------------------------------------------------------------------------------
@@ -678,49 +644,6 @@ class Rounds(Generic[ExecutorT]):
             uplink=self.uplink if task == "client" else (),
             received_through=self.downlink,
         )
-
-    def _record_costs(
-        self,
-        ledger: Ledger,
-        purpose: LedgerPhase,
-        cohort: Cohort,
-        downlink: Downlink,
-        answers: Answers,
-    ) -> None:
-        """Record what was sent and computed in an exchange. Only clients that answered
-        have sent something up.
-
-        Args:
-            ledger: where to record it.
-            purpose: what the exchange was for.
-            cohort: the clients.
-            downlink: what the clients received, after all pipelines.
-            answers: what they sent.
-        """
-        gradients, forwards = answers.work
-        ledger.record(
-            round=self.round,
-            phase=purpose,
-            downlink=downlink,
-            update=answers.sent,
-            reporting=answers.reporting,
-            gradients=gradients,
-            forwards=forwards,
-            extra_bytes=answers.extra_bytes(),
-            own=self._own_numbers(cohort),
-        )
-
-    def _own_numbers(self, cohort: Cohort) -> OwnNumbers | None:
-        """How many numbers the network of each client of a cohort has; None if all have
-        one network.
-        """
-        members = self.model.members
-        if len(members) == 1:
-            return None
-        sizes = np.array([member.own_size for member in members], np.int64)
-        names = [cohort.clients.names[row] for row in cohort.rows]
-        indices = [self.model.member_of(name) for name in names]
-        return OwnNumbers(self.model.size, sizes[indices])
 
 
 def _require_finite_update(update: Update, cohort: Cohort) -> None:

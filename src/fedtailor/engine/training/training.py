@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtailor.aggregation.accounting import Ledger
+from fedtailor.engine.training.costs import record_exchange
 from fedtailor.engine.training.rounds import ExecutorT, Rounds
 from fedtailor.protocol import (
     Answers,
@@ -193,7 +194,9 @@ class Training(Rounds[ExecutorT]):
             return
         is_population = cohort.clients is self.executor.seen
         purpose = "delivery" if is_population else "unseen"
-        self._record_costs(ledger, purpose, cohort, downlink, answers)
+        record_exchange(
+            ledger, purpose, self.round, self.model, cohort, downlink, answers
+        )
 
     def deliver(self, ledger: Ledger) -> Exchanges[None]:
         """Send all clients their final models, and record in `ledger` what it costs.
@@ -280,11 +283,10 @@ class Training(Rounds[ExecutorT]):
         # no probe, and most checkpoints are written after it.
         if self.phase.probe_is_due:
             snapshot["probe_is_due"] = True
-        # The clock is played again; the models that late clients train from are kept.
         if self.late is not None:
-            snapshot["past_servers"] = {
-                str(step): server for step, server in self._past_servers.items()
-            }
+            snapshot["past_servers"] = self.late.past_servers()
+            if order := self.late.order.snapshot():
+                snapshot["arrivals"] = order
         return snapshot
 
     def restore(self, snapshot: dict[str, Any]) -> None:
@@ -298,11 +300,10 @@ class Training(Rounds[ExecutorT]):
         self.round = snapshot["round"]
         self.server = snapshot["server"]
         self.uplink_state = list(snapshot["uplink"])
-        self._arrivals = self._play_clock()
-        self._past_servers = {
-            int(step): server
-            for step, server in snapshot.get("past_servers", {}).items()
-        }
+        if self.late is not None:
+            self.late.restore(
+                self.round, snapshot["past_servers"], snapshot.get("arrivals", {})
+            )
         if self.privacy is not None:
             self.privacy.restore(snapshot["privacy"])
         self.executor.restore(snapshot["states"])

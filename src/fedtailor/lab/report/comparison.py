@@ -11,7 +11,7 @@ import numpy as np
 from fedtailor.engine.storage.comparison_index import CandidateRun
 from fedtailor.lab.report import costs
 from fedtailor.lab.results.experiment import StoredExperiment
-from fedtailor.lab.results.measures import MEASURES, Measure
+from fedtailor.lab.results.measures import MEASURES, Measure, mean_of_runs
 from fedtailor.lab.results.stored import StoredRun
 from fedtailor.lab.results.tables import Cell, Number, ReportTable, mean_of, published
 from fedtailor.lab.results.units import Unit, unit_of
@@ -227,7 +227,8 @@ def other_metrics_table(
         for name in names:
             means = [run.mean_of(name) for run in seeds]
             known = [mean for mean in means if mean is not None]
-            cells.append(unit_of(name).number(known) if known else NO_VALUE)
+            of_runs = mean_of_runs(seeds, name)
+            cells.append(unit_of(name).number(known, of_runs) if known else NO_VALUE)
         if has_r2:
             shares = [run.r2_of_all_rows for run in seeds]
             known = [share for share in shares if share is not None]
@@ -349,7 +350,8 @@ def cell(
     diverged = experiment.diverged[scenario, label]
     values = [value for run in runs if (value := measure.compute(run)) is not None]
     if values:
-        number = experiment.unit(scenario).number(values)
+        mean = None if measure.of_runs is None else measure.of_runs(runs)
+        number = experiment.unit(scenario).number(values, mean)
         text = number.text
         if len(values) < len(experiment.index.seeds):
             text += f" [{len(values)}]"
@@ -374,7 +376,11 @@ def _cell_of(runs: Sequence[StoredRun], unit: Unit, measure: Measure) -> Cell:
     """A cell with a measure of the runs that have it."""
     stored_values = [measure.compute(run) for run in runs]
     values = [value for value in stored_values if value is not None]
-    return unit.number(values) if values else NO_VALUE
+    if not values:
+        return NO_VALUE
+    return unit.number(
+        values, None if measure.of_runs is None else measure.of_runs(runs)
+    )
 
 
 def format_parameters(parameters: Mapping[str, Any]) -> str:

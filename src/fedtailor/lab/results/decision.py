@@ -15,9 +15,10 @@ from fedtailor.lab.results.concordance import few_pairs_warnings
 from fedtailor.lab.results.experiment import StoredExperiment
 from fedtailor.lab.results.judging import verdict_of
 from fedtailor.lab.results.left_out import left_out_methods, tests_when_left_out
+from fedtailor.lab.results.measures import mean_of_runs
 from fedtailor.lab.results.stored import StoredRun, mean_sizes
 from fedtailor.lab.results.tables import Cell, Number, ReportTable
-from fedtailor.lab.results.test_values import mean_of_runs, rows_of, values_of
+from fedtailor.lab.results.test_values import rows_of, values_of
 from fedtailor.lab.results.units import Unit, unit_of
 from fedtailor.lab.results.verdict import Verdict
 from fedtailor.statistics.decision import (
@@ -105,13 +106,20 @@ class Decision:
             conclusions += self._leader_sentences(self.winner)
             conclusions += self._sharing_sentences(self.winner)
             conclusions += self._left_out_sentences()
+            conclusions += self._recommended_sentences(self.winner)
         if self.choice is not None:
-            value = unit.text([self.choice.value])
-            single_value = unit.text([self.choice.single_value])
+            # The difference only: its two means are of clients with validation rows, with
+            # a method for all that is chosen in each seed, and no other table has them.
             text = self.choice.conclusion().removesuffix(".")
-            conclusions.append(
-                f"{text} (test {unit.label}: {value} against {single_value})."
+            found = self.choice.gain
+            gain, low, high = (
+                unit.signed(unit.scale * value)
+                for value in (found.estimate, found.low, found.high)
             )
+            sure = f"95 % interval {low} to {high}"
+            if not math.isfinite(found.low):
+                sure = "too few clients to tell"
+            conclusions.append(f"{text} (test {unit.label}: {gain}; {sure}).")
         if self.gains is None:
             return [*conclusions, self.no_gains_reason]
         if self.gain_metric != self.metric:
@@ -153,8 +161,20 @@ class Decision:
             return []
         return [
             f"The best of {len(winner.means)} means is too good by being chosen on these"
-            f" test rows: expect about {expected} of {winner.leader} on others, not"
-            f" {printed}."
+            f" test rows: expect about {expected} of {winner.leader} on others."
+        ]
+
+    def _recommended_sentences(self, winner: Winner) -> list[str]:
+        """States which method to use, where another one has the best test mean."""
+        if self.verdict is None:
+            return []
+        method = self.verdict.recommendation.method
+        if method == winner.leader:
+            return []
+        return [
+            f"{winner.leader} has the best test mean; the method to use is {method} all the"
+            " same: it is chosen on validation rows, so that test rows can say what to"
+            " expect of it."
         ]
 
     def _sharing_sentences(self, winner: Winner) -> list[str]:

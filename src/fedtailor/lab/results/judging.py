@@ -15,12 +15,12 @@ from fedtailor.lab.results.verdict import ClientVerdict, Verdict
 from fedtailor.lab.results.verdict_text import (
     baseline_ahead,
     baseline_sentences,
-    first_shared,
     footnotes_of,
     headline_of,
     hurt_sentences,
     method_sentences,
     nonlinear_warnings,
+    shared_method,
     subject_of,
     untrained_warnings,
 )
@@ -77,9 +77,12 @@ def verdict_of(
     clients = _clients(chosen, gain_metric, gains, rows, runs, baselines, sizes)
     tests = Tests(runs, baselines)
     ahead = baseline_ahead(tests, baselines)
+    shared = shared_method(chosen, tests, base)
     headline = [*ahead]
-    headline += headline_of(chosen, tests, base, runs, is_behind=bool(ahead))
-    hurt = _hurt(chosen, clients, gains, runs, base, tests)
+    headline += headline_of(
+        chosen, tests, base, runs, shared=shared, is_behind=bool(ahead)
+    )
+    hurt = _hurt(chosen, clients, gains, base, shared)
     warnings = [
         *untrained_warnings(experiment, scenario, runs),
         *nonlinear_warnings(experiment, scenario, tests, baselines),
@@ -97,11 +100,12 @@ def verdict_of(
         ],
         clients=clients,
         footnotes=[
-            *hurt_sentences(hurt),
+            *hurt_sentences(hurt, clients),
             *footnotes_of(experiment, scenario, clients, first),
         ],
         warnings=warnings,
         hurt=hurt,
+        shared=shared,
     )
 
 
@@ -246,9 +250,8 @@ def _hurt(
     chosen: Recommendation,
     clients: Sequence[ClientVerdict],
     gains: pl.DataFrame | None,
-    runs: RunsByMethod,
     base: str | None,
-    tests: Tests,
+    shared: str,
 ) -> Hurt | None:
     """Count the clients that are worse off than alone, by what each should use.
 
@@ -259,10 +262,9 @@ def _hurt(
     own = {client.client: client.method for client in clients}
     label = "what the table says"
     if set(own.values()) == {base}:
-        shared = [method for method in tests.methods if method != base]
         if not shared:
             return None
-        label = first_shared(chosen, shared, tests)
+        label = shared
         own = dict.fromkeys(own, label)
     elif len(set(own.values())) == 1:
         label = chosen.method

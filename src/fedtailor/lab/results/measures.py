@@ -1,9 +1,10 @@
 """Measures of a run: several kinds of means over clients."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import polars as pl
 
 from fedtailor.lab.results.stored import StoredRun
 
@@ -17,12 +18,33 @@ class Measure:
         header: header of a column, at most two short lines.
         compute: run -> the number in stored units, or None if the run does not have it.
         warning: a warning to put into each column's header, or "".
+        of_runs: runs of all seeds -> the number, where it is not the mean of theirs.
     """
 
     title: str
     header: str
     compute: Callable[[StoredRun], float | None]
     warning: str = ""
+    of_runs: Callable[[Sequence[StoredRun]], float] | None = None
+
+
+def mean_of_runs(runs: Sequence[StoredRun], metric: str | None = None) -> float:
+    """The mean over clients of their means over seeds, of which all tests are.
+
+    It differs from the mean over seeds of the means over clients where a client has no
+    value in some seed, such as an area under a curve without rows of both classes.
+
+    Args:
+        runs: one for each seed.
+        metric: name of the metric. Defaults to the runs' metric.
+
+    Returns:
+        NaN if no run has a value.
+    """
+    values = pl.concat([run.test_values(metric) for run in runs])
+    # In a fixed order, so that sums are the same to the last bit.
+    means = values.group_by("client", maintain_order=True).agg(pl.col("value").mean())
+    return float(means["value"].to_numpy().mean()) if len(means) else float("nan")
 
 
 def weighted(run: StoredRun) -> float | None:
@@ -80,7 +102,9 @@ def _spread_measure(name: str) -> Callable[[StoredRun], float | None]:
 
 
 MEASURES: Mapping[str, Measure] = {
-    "mean": Measure("mean over clients", "mean", _spread_measure("mean")),
+    "mean": Measure(
+        "mean over clients", "mean", _spread_measure("mean"), of_runs=mean_of_runs
+    ),
     "weighted": Measure(
         "mean over clients, weighted by test samples", "weighted\nmean", weighted
     ),

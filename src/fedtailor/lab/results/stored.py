@@ -189,9 +189,7 @@ class StoredRun:
         None if no client has one; clients for which it is not defined (an AUC of one
         class) are left out.
         """
-        values = self._scores("test", unseen=False, metric=metric)
-        values = values.filter(pl.col("round") == pl.col("round").max())["value"]
-        values = values.drop_nulls().drop_nans().to_numpy()
+        values = self.test_values(metric)["value"].to_numpy()
         return float(values.mean()) if len(values) else None
 
     @cached_property
@@ -270,6 +268,20 @@ class StoredRun:
             last.with_columns(round=pl.lit(number, pl.Int32)) for number in later
         ]
         return pl.concat([found, *repeated])
+
+    def test_values(self, metric: str | None = None) -> pl.DataFrame:
+        """The last values on test of the seen clients that have one.
+
+        Args:
+            metric: name of the metric. Defaults to the run's metric.
+
+        Returns:
+            A table with the columns client and value.
+        """
+        values = self._scores("test", unseen=False, metric=metric)
+        values = values.filter(pl.col("round") == pl.col("round").max())
+        found = values.select("client", pl.col("value").cast(pl.Float64))
+        return found.filter(pl.col("value").is_not_nan())
 
     def spread(self) -> dict[str, float]:
         """Mean, worst, worst10 and std of `scores` over the seen clients, or NaN."""

@@ -277,17 +277,22 @@ class ReportTable:
 
 
 def mean_of(
-    values: Sequence[float], digits: int = 3, *, deviation: bool = True
+    values: Sequence[float],
+    digits: int = 3,
+    mean: float | None = None,
+    *,
+    deviation: bool = True,
 ) -> Number:
     """A cell with the mean over runs, such as "0.901 ± 0.012".
 
     Args:
         values: one value for each run, at least one.
         digits: number of decimals.
+        mean: in place of the mean of the values.
         deviation: whether to add the sample standard deviation and the number of runs.
             A single value has no deviation.
     """
-    mean = float(np.mean(values))
+    mean = float(np.mean(values)) if mean is None else mean
     text = f"{mean:.{digits}f}"
     if not deviation:
         return Number(mean, text)

@@ -1,13 +1,13 @@
 """Values on test data of methods and baselines, over seeds and clients."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 import polars as pl
 
 from fedtailor.lab.results.experiment import TrainedBaseline
-from fedtailor.lab.results.stored import RunsByMethod, StoredRun
+from fedtailor.lab.results.stored import RunsByMethod
 from fedtailor.lab.results.units import Unit
 from fedtailor.statistics.decision import (
     two_way_interval,
@@ -45,11 +45,6 @@ def rows_of(runs: RunsByMethod) -> pl.DataFrame | None:
             )
     # Runs of other versions may have more columns.
     return pl.concat(frames, how="diagonal") if frames else None
-
-
-def mean_of_runs(runs: Sequence[StoredRun]) -> float:
-    """The mean over seeds of the means over clients."""
-    return sum(run.spread()["mean"] for run in runs) / len(runs)
 
 
 def baseline_label(baseline: TrainedBaseline) -> str:

@@ -28,9 +28,15 @@ class Unit:
         """The label of an axis, with the direction that is better."""
         return f"{self.label} ({'↑' if self.higher_is_better else '↓'} better)"
 
-    def number(self, values: Sequence[float]) -> Number:
-        """A cell with mean and deviation of stored values over seeds."""
-        return mean_of([self.scale * value for value in values], self.digits)
+    def number(self, values: Sequence[float], mean: float | None = None) -> Number:
+        """A cell with mean and deviation of stored values over seeds.
+
+        Args:
+            values: one for each seed.
+            mean: in place of their mean.
+        """
+        scaled = None if mean is None else self.scale * mean
+        return mean_of([self.scale * value for value in values], self.digits, scaled)
 
     def text(self, values: Sequence[float]) -> str:
         """Mean and deviation of stored values as text, such as "82.8 ± 1.7"."""

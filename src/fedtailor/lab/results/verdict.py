@@ -85,6 +85,9 @@ class Verdict:
             trained.
         hurt: how many clients what they should use leaves worse off than training alone;
             None where nothing is compared with that.
+        shared: the method that all that is said of sharing is about: the recommended one
+            or, where all should train alone, the best of the others on validation data;
+            "" without any.
     """
 
     recommendation: Recommendation
@@ -97,25 +100,34 @@ class Verdict:
     footnotes: Sequence[str]
     warnings: Sequence[str] = field(default_factory=tuple)
     hurt: Hurt | None = None
+    shared: str = ""
 
     def table(self, most: int | None = None) -> ReportTable:
         """The table with one row for each client.
 
         Args:
-            most: the most rows; the clients with the worst expected metric then.
+            most: the most rows; then those with a method of their own come first, and
+                of the others those with the worst expected metric.
         """
         chosen, title = list(self.clients), ""
+        own = self.recommendation.of_client
         note = (
             "Tested: rows of one split. Ranges: 95 % intervals, each for itself. Gains: + is"
             " better, unclear if the range contains 0."
         )
         if most is not None and len(chosen) > most:
             sign = 1 if self.unit.higher_is_better else -1
-            chosen.sort(key=lambda client: _last_if_nan(sign * client.value))
+            chosen.sort(
+                key=lambda client: (
+                    client.client not in own,
+                    _last_if_nan(sign * client.value),
+                )
+            )
             chosen = chosen[:most]
+            first = "a method of their own, then " if own else ""
             title = (
-                f"The {most} of {len(self.clients)} clients with the worst expected metric"
-                " (all: --details)"
+                f"The {most} of {len(self.clients)} clients with {first}the worst expected"
+                " metric (all: --details)"
             )
         columns = [
             self.client_column,

@@ -6,8 +6,9 @@ from typing import Any
 from fedtailor._base.printable import join_names
 from fedtailor.lab.baselines import CHOSEN
 from fedtailor.lab.results.experiment import StoredExperiment, TrainedBaseline
+from fedtailor.lab.results.measures import mean_of_runs
 from fedtailor.lab.results.stored import RunsByMethod, StoredRun
-from fedtailor.lab.results.test_values import Tests, mean_of_runs
+from fedtailor.lab.results.test_values import Tests
 from fedtailor.lab.results.units import unit_of
 from fedtailor.lab.results.verdict import ALPHA, ClientVerdict
 from fedtailor.lab.results.words import sentence_of
@@ -94,6 +95,7 @@ def headline_of(
     base: str | None,
     runs: RunsByMethod,
     *,
+    shared: str,
     is_behind: bool,
 ) -> list[str]:
     """Which method to take and why, and whether sharing helps on average.
@@ -103,15 +105,12 @@ def headline_of(
         tests: the test values.
         base: label of the method that trains every client alone.
         runs: label -> finished runs.
+        shared: the method that sharing is spoken of by, or "".
         is_behind: whether a baseline is ahead of all methods, which was said before.
     """
     sentences = [_use_sentence(chosen, base, runs, of_federated=is_behind)]
-    shared = [label for label in tests.methods if label != base]
     if base is not None and shared:
-        # Of the shared methods the one that was chosen; else the best on validation data.
-        method = chosen.method
-        subject = method if method != base else first_shared(chosen, shared, tests)
-        sentences.append(_sharing_sentence(tests, subject, base, method))
+        sentences.append(_sharing_sentence(tests, shared, base, chosen.method))
     return sentences
 
 
@@ -128,8 +127,7 @@ def _use_sentence(
     use = f"Of the federated methods use {method}" if of_federated else f"Use {method}"
     text = f"{use}: {what}."
     if chosen.of_client:
-        names = join_names(list(chosen.of_client), MAX_NAMES)
-        text = f"{use}, but for {names} what the table says. {method}: {what}."
+        text = f"{use}, but {_exceptions(chosen)}. {method}: {what}."
     others = [label for label in chosen.close if label != method]
     if not others:
         reason = "it beats all other federated methods by more than a standard error"
@@ -148,12 +146,27 @@ def _use_sentence(
     return f"{text} On validation data {reason}."
 
 
-def first_shared(chosen: Recommendation, shared: Sequence[str], tests: Tests) -> str:
-    """The shared method that training alone is compared with."""
-    if chosen.best in shared:
-        return chosen.best
-    close = [label for label in chosen.close if label in shared]
-    return close[0] if close else max(shared, key=tests.mean)
+def _exceptions(chosen: Recommendation) -> str:
+    """Which clients should use another method: "ditto for a, b and local for c"."""
+    clients: dict[str, list[str]] = {}
+    for client, method in chosen.of_client.items():
+        clients.setdefault(method, []).append(client)
+    parts = [
+        f"{method} for {join_names(names, MAX_NAMES)}"
+        for method, names in clients.items()
+    ]
+    return " and ".join(parts)
+
+
+def shared_method(chosen: Recommendation, tests: Tests, base: str | None) -> str:
+    """The method that training alone is compared with: the one that was chosen; if that is
+    training alone, the best of the others on validation data; "" if there is none.
+    """
+    shared = [label for label in tests.methods if label != base]
+    for label in (chosen.method, chosen.best, *chosen.close):
+        if label in shared:
+            return label
+    return max(shared, key=tests.mean, default="")
 
 
 def _sharing_sentence(tests: Tests, method: str, base: str, chosen: str) -> str:
@@ -210,9 +223,13 @@ def baseline_ahead(tests: Tests, baselines: Mapping[str, TrainedBaseline]) -> li
     everywhere = all(
         tests.gain(label, method).verdict == "helps" for method in tests.methods
     )
-    is_shown = everywhere and len(tests.values[label]) >= MIN_SEEDS
+    seeds = len(tests.values[label])
     how = "Better than every federated method"
-    if not is_shown:
+    if seeds < MIN_SEEDS:
+        # An interval of one split may exclude 0, and says nothing of others.
+        splits = f"{seeds} split{'s' if seeds > 1 else ''}"
+        how = f"Ahead of every federated method in {splits}, too few to tell of others"
+    elif not everywhere:
         how = "Ahead of every federated method, though not shown to be better"
     return [
         f"{how}: {title} ({what}), {tests.text(label)} against {tests.text(best)} of"
@@ -221,14 +238,23 @@ def baseline_ahead(tests: Tests, baselines: Mapping[str, TrainedBaseline]) -> li
     ]
 
 
-def hurt_sentences(hurt: Hurt | None) -> list[str]:
-    """How many clients are worse off than alone, in a sentence."""
+def hurt_sentences(hurt: Hurt | None, clients: Sequence[ClientVerdict]) -> list[str]:
+    """How many clients are worse off than alone, and who uses a method all the same."""
     if hurt is None or not hurt.worse:
         return []
-    return [
+    sentences = [
         f"By these figures {hurt.worse} of {hurt.clients} clients would do better alone"
         f" than by {hurt.method} (shown for {hurt.shown or 'none'})."
     ]
+    worse = [client.client for client in clients if client.verdict == "hurts"]
+    if worse:
+        sentences.append(
+            "Worse by what the table tells them to use than alone:"
+            f" {join_names(worse, MAX_NAMES)}. Methods are chosen by validation rows, and"
+            " these are test rows: if they chose, nothing would be left to measure the"
+            " choice by."
+        )
+    return sentences
 
 
 def untrained_warnings(

@@ -3,9 +3,9 @@
 import inspect
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from typing import Any
+from typing import Any, get_type_hints
 
 from fedtailor._base.choice import require
 from fedtailor.algorithms.find import find_algorithm
@@ -52,6 +52,7 @@ class Scenario:
             report in a round.
         source: publication of the scenario.
         data: the data set that it needs; "" if it needs no files.
+        options: a dataclass whose fields are parameters of `build`, too.
     """
 
     name: str
@@ -64,11 +65,17 @@ class Scenario:
     participation: float = 1.0
     source: str = ""
     data: str = ""
+    options: type | None = None
 
     @property
     def parameters(self) -> dict[str, Any]:
         """Names and defaults of the scenario's parameters."""
         return {name: value.default for name, value in self._parameters().items()}
+
+    @property
+    def types(self) -> dict[str, Any]:
+        """The annotations of the scenario's parameters, by name."""
+        return {name: value.annotation for name, value in self._parameters().items()}
 
     def origin(self, seed: int) -> dict[str, Any]:
         """The entries of a run's manifest from which its data can be rebuilt."""
@@ -91,11 +98,23 @@ class Scenario:
         return replace(self, build=partial(self.build, **arguments))
 
     def _parameters(self) -> dict[str, inspect.Parameter]:
-        return {
-            name: parameter
-            for name, parameter in inspect.signature(self.build).parameters.items()
-            if parameter.kind is parameter.KEYWORD_ONLY
-        }
+        parameters = {}
+        for name, parameter in inspect.signature(self.build).parameters.items():
+            if parameter.kind is parameter.KEYWORD_ONLY:
+                parameters[name] = parameter
+        if self.options is None:
+            return parameters
+        # What `sized` has set in place of the defaults of the options.
+        changed = self.build.keywords if isinstance(self.build, partial) else {}
+        types = get_type_hints(self.options)
+        for one in fields(self.options):
+            parameters[one.name] = inspect.Parameter(
+                one.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=changed.get(one.name, one.default),
+                annotation=types[one.name],
+            )
+        return parameters
 
     def _validate(self, name: str, value: Any, annotation: Any) -> Any:
         """Validate the type of a value; integers are valid floats, and lists tuples."""

@@ -1,48 +1,24 @@
 """A table of your own: one row for each example, a column that names its client."""
 
-from typing import Literal
+from dataclasses import dataclass
+from typing import Any
 
 from fedtailor._base.choice import require
-from fedtailor.data.tables import Table, from_table
+from fedtailor.data.tables import Table, TableOptions, from_table
 from fedtailor.lab.scenarios.scenario import Scenario, defaults_with
 from fedtailor.models import linear
 from fedtailor.protocol import SGD
 
 
-def table(
-    seed: int = 0,
-    *,
-    path: str = "",
-    client: str = "client",
-    target: str = "label",
-    features: tuple[str, ...] | None = None,
-    drop: tuple[str, ...] = (),
-    categories: tuple[str, ...] = (),
-    event: str | None = None,
-    hazard: Literal["discrete", "cox"] = "discrete",
-    task: Literal["classification", "regression"] | None = None,
-    positive: str | int | float | tuple[str | int | float, ...] = (),
-    test: float = 0.2,
-    val: float = 0.1,
-    split: str | None = None,
-    time: str | None = None,
-    window: int | None = None,
-    step: int | None = None,
-    group: str | None = None,
-    folds: int | None = None,
-    unseen: int | float | tuple[str, ...] = 0,
-    clients: tuple[str, ...] | None = None,
-    missing: tuple[str, ...] = (),
-    skip_unlabelled: bool = False,
-    keep_correlated: bool = False,
-    preprocessing: Literal["pooled", "federated"] = "pooled",
-    separator: str | None = None,
-    decimal: Literal[".", ","] | None = None,
-    thousands: str | None = None,
-    fold_case: bool = False,
-    encoding: str | None = None,
-    sheet: str | None = None,
-) -> Table:
+@dataclass(frozen=True)
+class FileOptions(TableOptions):
+    """The options of a table, as an experiment file may write them."""
+
+    # A file may name one label, or labels that are numbers.
+    positive: str | int | float | tuple[str | int | float, ...] = ()  # pyright: ignore[reportIncompatibleVariableOverride]
+
+
+def table(seed: int = 0, *, path: str = "", **options: Any) -> Table:
     """The rows of a CSV, TSV, Parquet or Excel file, by client, as
     `fedtailor.data.tables.from_table` encodes them.
 
@@ -55,43 +31,7 @@ def table(
         seed: random seed of the splits; with `folds` it says which part is the test.
         path: the file (.csv, .tsv, .txt, also .gz of these; .parquet; .xlsx with the
             extra `excel`).
-        client: column that names the row's client.
-        target: column to predict: text and few whole numbers are classes, other numbers
-            a regression.
-        features: input columns; None = all others.
-        drop: columns to leave out.
-        categories: columns of numbers that are codes: one input for each value.
-        event: column that says whether the event was seen: survival, with times in
-            `target`.
-        hazard: with `event`: "discrete" intervals of time, or "cox".
-        task: what is predicted, where the target leaves it open.
-        positive: labels that count as positive, the others being negative; or a
-            comparison such as ">0".
-        test, val: shares of each client's rows.
-        split: column that says train, val or test; one called `split` that does is used
-            without asking.
-        time: column of times or dates: each client is tested on its last rows.
-        window: rows of an example: each is a window of so many rows in the order of
-            `time`.
-        step: rows between the beginnings of two windows to train on; None = a window's.
-        group: column whose rows of one value stay on one side, such as the patient of a
-            visit.
-        folds: cross-validation: seed s tests on part s of this many.
-        unseen: clients that never train: how many, which share, or their names.
-        clients: the clients to take; None = all of the table.
-        missing: further words for a missing cell; COLUMN=WORD for one column's.
-        skip_unlabelled: leave out rows without target or client, instead of refusing
-            them.
-        keep_correlated: leave the inputs of a regression correlated, as they are in the
-            table.
-        preprocessing: what fills missing cells and scales numbers: sums over all
-            training rows, or those that clients of a federation of machines send.
-        separator: what stands between cells; None = recognised.
-        decimal: the decimal sign; None = recognised.
-        thousands: the thousands mark; None = recognised.
-        fold_case: read text in small letters, with single blanks.
-        encoding: of the text; None = recognised.
-        sheet: of an Excel file; None = the first that has the named columns.
+        options: the fields of `TableOptions`.
 
     Raises:
         ValueError: the file cannot be read, or all that is wrong with its columns, in
@@ -102,39 +42,7 @@ def table(
         "the scenario `table` needs your file: set its parameters path, client and"
         " target",
     )
-    return from_table(
-        path,
-        seed=seed,
-        client=client,
-        target=target,
-        features=features,
-        drop=drop,
-        categories=categories,
-        event=event,
-        hazard=hazard,
-        task=task,
-        positive=positive,
-        test=test,
-        val=val,
-        split=split,
-        time=time,
-        window=window,
-        step=step,
-        group=group,
-        folds=folds,
-        unseen=unseen,
-        clients=clients,
-        missing=missing,
-        skip_unlabelled=skip_unlabelled,
-        keep_correlated=keep_correlated,
-        preprocessing=preprocessing,
-        separator=separator,
-        decimal=decimal,
-        thousands=thousands,
-        fold_case=fold_case,
-        encoding=encoding,
-        sheet=sheet,
-    )
+    return from_table(path, seed=seed, **options)
 
 
 LOCAL = SGD(
@@ -158,5 +66,6 @@ SCENARIOS = (
         defaults_with(LOCAL),
         source="Your own data",
         data="your file",
+        options=FileOptions,
     ),
 )

@@ -1,7 +1,7 @@
 """`from_torch`: a PyTorch module as a model; and models as state dicts."""
 
 from collections.abc import Callable, Mapping, Sequence
-from inspect import signature
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,12 @@ from fedtailor._base.documentation import see
 from fedtailor._base.files import atomic_write
 from fedtailor.models.model import Model
 from fedtailor.models.pytorch.check import check_conversion
-from fedtailor.models.pytorch.convert import convert, export_program, is_mixing
+from fedtailor.models.pytorch.convert import (
+    ONE_INPUT,
+    convert,
+    export_program,
+    is_mixing,
+)
 from fedtailor.models.pytorch.inspection import require_trainable, statistics_of
 from fedtailor.models.pytorch.module import MICRO_BATCH, TorchModule
 from fedtailor.models.pytorch.operations import Unsupported
@@ -82,6 +87,7 @@ def from_torch(
             f" {module!r}"
         )
     name = type(instance).__name__
+    _require_plain(instance)
     require_trainable(instance)
     if not any(parameter.requires_grad for parameter in instance.parameters()):
         raise ValueError(
@@ -123,6 +129,47 @@ def _made(make: Any) -> Any:
     return make()
 
 
+def _require_plain(module: Any) -> None:
+    """Refuse what is around a module, in a line that says where the module is.
+
+    Raises:
+        ValueError: there is something around it.
+    """
+    torch = pytorch()
+    kinds = {
+        torch.nn.DataParallel: "on one device; pass the module in it, `.module`",
+        torch.nn.parallel.DistributedDataParallel: (
+            "in one process; pass the module in it, `.module`"
+        ),
+        torch.jit.ScriptModule: (
+            "by XLA, from a module's code, which TorchScript has not; pass the"
+            " torch.nn.Module that it was made from"
+        ),
+    }
+    for kind, advice in kinds.items():
+        if isinstance(module, kind):
+            raise ValueError(
+                f"from_torch takes a plain module, not a {kind.__name__}: clients train"
+                f" {advice}"
+            )
+    if hasattr(module, "_orig_mod"):
+        raise ValueError(
+            "from_torch takes a module that torch.compile has not compiled, as XLA"
+            " compiles it; pass the module that was given to torch.compile"
+        )
+    try:
+        parameters = signature(module.forward).parameters.values()
+    except (TypeError, ValueError):
+        return
+    needed = [it for it in parameters if it.default is Parameter.empty]
+    needed = [it for it in needed if it.kind == Parameter.POSITIONAL_OR_KEYWORD]
+    if len(needed) > 1:
+        raise ValueError(
+            f"{type(module).__name__} takes {len(needed)} inputs"
+            f" ({', '.join(it.name for it in needed)}): {ONE_INPUT}"
+        )
+
+
 def _example(module: TorchModuleType, example_input: Any) -> Tensor:
     """The example input in the precision of the module's parameters.
 
@@ -130,6 +177,13 @@ def _example(module: TorchModuleType, example_input: Any) -> Tensor:
         ValueError: it is no batch of numbers.
     """
     torch = pytorch()
+    if isinstance(example_input, tuple | list | dict) and any(
+        isinstance(part, torch.Tensor) and part.ndim > 0
+        for part in (
+            example_input.values() if isinstance(example_input, dict) else example_input
+        )
+    ):
+        raise ValueError(f"example_input is one tensor [b, ...]: {ONE_INPUT}")
     try:
         example = torch.as_tensor(example_input)
     except Exception as error:  # PyTorch raises many kinds of errors

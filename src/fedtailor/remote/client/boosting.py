@@ -72,6 +72,7 @@ class BoostingClient:
     Attributes:
         most_steps: the most steps of a run.
         own: the client's own model, once it is made.
+        clients: over how many clients the sum of the last step is.
     """
 
     def __init__(self, plan: Plan, federation: Federation) -> None:
@@ -85,6 +86,7 @@ class BoostingClient:
         self.most_steps = most_steps(plan.boosting.settings, self._outputs)
         self._run, self._step, self._digest = "", -1, ""
         self._vector: NDArray[np.float64] | None = None
+        self.clients = 0
         self._begin()
 
     def _begin(self) -> None:
@@ -137,6 +139,7 @@ class BoostingClient:
             f"boosting adds over {MIN_CLIENTS} clients or more, not {clients!r}",
         )
         assert isinstance(clients, int)
+        self.clients = clients
         answers = []
         # From here on the rows move: a step that fails is not taken for a second time.
         self._step, self._digest, self._vector = request.round, digest, None

@@ -47,8 +47,17 @@ def responder_of(
     policy.check_job(job)
     make = None if make_handler is None else partial(make_handler, kit)
     account = account_of(kit, log)
-    most = policy.numbers_per_cell
-    handler = JobHandler(job, kit.name, data, store, make, account, log, most)
+    handler = JobHandler(
+        job,
+        kit.name,
+        data,
+        store,
+        make,
+        account,
+        log,
+        policy.numbers_per_cell,
+        policy.least_clients,
+    )
     info_of(log)(
         f"{kit.name}: {handler.sizes.sum()} rows of {data.name} fit the job"
         f" {job.title!r}"

@@ -40,7 +40,7 @@ from fedtailor.remote.wire.secure_sums import MAX_NEIGHBOURS
 POLICY = "policy.toml"
 """File in a client's kit."""
 
-_HOURS = re.compile(r"([01]\d|2[0-4]):([0-5]\d)-([01]\d|2[0-4]):([0-5]\d)")
+_HOURS = re.compile(r"([01]\d|2[0-4]):([0-5]\d)-([01]\d|2[0-4]):([0-5]\d)", re.ASCII)
 _ALL_DAY = "00:00-24:00"
 
 

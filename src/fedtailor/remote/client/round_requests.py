@@ -16,7 +16,7 @@ import numpy as np
 
 from fedtailor._base.choice import require
 from fedtailor._base.files import atomic_write, private_folder, reason
-from fedtailor.aggregation.secure_sums import hidden_kinds
+from fedtailor.aggregation.secure_sums import MIN_CLIENTS, hidden_kinds
 from fedtailor.data.federation import Federation, Split
 from fedtailor.data.tables.encoding import MIN_ROWS
 from fedtailor.engine.client.private_steps import private_settings
@@ -83,6 +83,10 @@ SUMMED_ROWS = "summed-rows"
 """File with the digest of the rows that these sums are of."""
 
 
+TOO_LARGE = "too-large"
+"""File with the code of the refusal that said that a number became too large here."""
+
+
 class RoundHandler:
     """Answers the requests of training (a `RequestHandler` for `Responder`).
 
@@ -92,6 +96,7 @@ class RoundHandler:
         store: the client's states.
         account: what the client has answered and spent; by default the one beside the
             states, without limits.
+        least_clients: the least number of clients in a sum.
     """
 
     def __init__(
@@ -100,6 +105,7 @@ class RoundHandler:
         federation: Federation,
         store: ClientStore,
         account: ClientAccount | None = None,
+        least_clients: int = MIN_CLIENTS,
     ) -> None:
         require(
             len(federation) == 1,
@@ -114,7 +120,7 @@ class RoundHandler:
         self._sum_client: SecureSumClient | None = None
         if plan.sums is not None:
             self._sum_client = SecureSumClient(
-                federation.names[0], plan.sums, store.directory / SUMS
+                federation.names[0], plan.sums, store.directory / SUMS, least_clients
             )
         # The state that `init_unseen` returned, and its (round, phase). It is needed
         # for the next requests only, and not written to disk.
@@ -133,12 +139,27 @@ class RoundHandler:
     def __call__(self, request: Request) -> Mapping[str, np.ndarray]:
         """Answer a request.
 
+        Where masks or noise hide what is sent, that a number became too large to be sent
+        is said once a job. It is something about the rows that nothing hides, and with
+        models made for it a cell could be bisected, by one answer for each of its digits.
+
         Raises:
             Refused: the job does not allow the request, the state is not on this
                 machine, or the model became NaN or infinite.
         """
+        try:
+            return self._answer(request)
+        except Refused as error:
+            is_hidden = self._sum_client is not None or self._has_secret
+            if is_hidden and error.code in (Refusal.DIVERGED, Refusal.SUM_RANGE):
+                with atomic_write(self._store.directory / TOO_LARGE) as temporary:
+                    temporary.write_text(error.code, "utf-8")
+            raise
+
+    def _answer(self, request: Request) -> Mapping[str, np.ndarray]:
         task, kind = request.task, kind_of(request)
         phase = self._check(request, kind)
+        self._check_size()
         if task in STAGES:
             refuse_unless(
                 self._sum_client is not None,
@@ -180,7 +201,11 @@ class RoundHandler:
         return arrays
 
     def _hold(
-        self, request: Request, update: Mapping[str, np.ndarray], scope: str = ""
+        self,
+        request: Request,
+        update: Mapping[str, np.ndarray],
+        scope: str = "",
+        equally: int | None = None,
     ) -> None:
         """Hold vectors for sums, which are of the same rows in all runs of a job.
 
@@ -198,7 +223,9 @@ class RoundHandler:
             "its rows are others than when it had a part in sums of this job; start it"
             " with those rows, or take part in a new job, with another seed",
         )
-        self._sum_client.hold(request.round, update, request.run, scope=scope)
+        self._sum_client.hold(
+            request.round, update, request.run, scope=scope, equally=equally
+        )
 
     def _boost(self, request: Request) -> None:
         """Take a step of boosting, and hold the answer for its sum."""
@@ -219,7 +246,8 @@ class RoundHandler:
         if vector is not None:
             # The steps of boosting ask for the same rows again and again, so that the
             # sums of all of them may be combined, whatever the job says of rounds.
-            self._hold(request, {BOOST: vector}, scope=BOOST)
+            clients = self._boosting.clients
+            self._hold(request, {BOOST: vector}, scope=BOOST, equally=clients)
         elif self._boosting.own is not None:
             self._write_personal(self._boosting.own)
 
@@ -290,6 +318,21 @@ class RoundHandler:
             f" take {self._boosting.most_steps} at most",
         )
         return phase
+
+    def _check_size(self) -> None:
+        """Check that no number became too large in this job so far.
+
+        Raises:
+            Refused: one did, and nothing more is answered.
+        """
+        path = self._store.directory / TOO_LARGE
+        if path.exists():
+            code = path.read_text("utf-8")
+            raise Refused(
+                Refusal.SUM_RANGE if code == Refusal.SUM_RANGE else Refusal.DIVERGED,
+                "its numbers became too large in this job before, which it says once; it"
+                " takes part in a new job, such as one with a lower learning rate",
+            )
 
     def _description(self, phase: int) -> str:
         """What a request of a phase has to say about the method, as JSON."""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fedtailor.aggregation.secure_sums import MIN_CLIENTS
 from fedtailor.data.federation import SPLITS, Federation
 from fedtailor.data.tables.sums import InputSums
 from fedtailor.remote.client.account import ClientAccount
@@ -63,6 +64,7 @@ class JobHandler:
         account: what the client has answered and spent (see `RoundHandler`).
         log: called with lines for the user.
         numbers_per_cell: the most open numbers for each cell (see `exposure`).
+        least_clients: the least number of clients in a sum.
 
     Raises:
         ValueError: the file does not fit the job.
@@ -83,9 +85,11 @@ class JobHandler:
         account: ClientAccount | None = None,
         log: Callable[[str], None] = lambda line: None,
         numbers_per_cell: float = NUMBERS_PER_CELL,
+        least_clients: int = MIN_CLIENTS,
     ) -> None:
         self._job, self._name = job, name
         self._numbers_per_cell = numbers_per_cell
+        self._least_clients = least_clients
         self._store, self._make_work = store, make_handler
         self._account = account
         self._data, self._log = data, log
@@ -290,10 +294,13 @@ class JobHandler:
         """Make the handler of rounds on these examples."""
         federation = federation_from_rows(self._job, {self._name: rows}, statistics)
         plan = plan_of(self._job, statistics)
-        exposure = exposure_of(plan, federation)
+        rows_trained = len(self._examples.training_rows)
+        exposure = exposure_of(plan, self._job.schema, rows_trained)
         info_of(self._log)(f"{self._name}: {exposure}")
         exposure.check(self._numbers_per_cell)
         if self._make_work is not None:
             self._rounds = self._make_work(federation, self._store)
         else:
-            self._rounds = RoundHandler(plan, federation, self._store, self._account)
+            self._rounds = RoundHandler(
+                plan, federation, self._store, self._account, self._least_clients
+            )

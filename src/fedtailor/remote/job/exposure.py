@@ -9,9 +9,7 @@ stands against it.
 
 from dataclasses import dataclass
 
-import numpy as np
-
-from fedtailor.data.federation import Federation
+from fedtailor.remote.job.job import Schema
 from fedtailor.remote.job.plan import Plan
 from fedtailor.remote.wire.refusals import Refusal, refuse_unless
 
@@ -26,10 +24,10 @@ class Exposure:
     """What a job sends of a client, in numbers.
 
     Attributes:
-        size, rounds: numbers of a vector, and how many vectors are sent.
+        size, rounds: how many numbers are sent in a round, and in how many rounds.
         cells: cells of the training rows, with the targets.
         is_summed: whether the coordinator sees sums over clients only.
-        has_noise: whether the client adds noise.
+        has_noise: whether the client adds noise in every phase.
     """
 
     size: int
@@ -70,20 +68,26 @@ class Exposure:
         )
 
 
-def exposure_of(plan: Plan, federation: Federation) -> Exposure:
-    """What a plan sends of a client: a vector of the model's size in each round.
+def exposure_of(plan: Plan, schema: Schema, rows: int) -> Exposure:
+    """What a plan sends of a client: vectors of the model's size in each round.
 
-    Methods that send several vectors a round send as many times more.
+    Args:
+        plan: what is trained.
+        schema: columns of the job. Each is one cell of a row, however many inputs of the
+            model it becomes.
+        rows: number of the client's training rows, each of which counts once, in however
+            many windows it is.
     """
     phases = [method for method, _ in plan.algorithm.phases()]
-    is_silent = all(method.server_sees == "nothing" for method in phases)
-    rows = sum(len(part) for part in federation.train)
-    inputs = int(np.prod(federation.input_shape, dtype=int))
-    targets = int(np.prod(federation.y.shape[1:], dtype=int))
+    vectors = max(
+        0 if method.server_sees == "nothing" else method.vectors_per_round
+        for method in phases
+    )
+    columns = len(schema.columns) + 1 + (schema.event is not None)
     return Exposure(
-        size=0 if is_silent else plan.model.size,
+        size=vectors * plan.model.size,
         rounds=plan.rounds,
-        cells=rows * (inputs + targets),
+        cells=rows * columns,
         is_summed=plan.sums is not None,
-        has_noise=plan.clients_need_secrets,
+        has_noise=plan.has_noise_in_every_phase,
     )

@@ -97,6 +97,13 @@ class Plan:
         )
 
     @property
+    def has_noise_in_every_phase(self) -> bool:
+        """Whether nothing that is trained leaves clients without noise that they add."""
+        return self.client_noise is not None or all(
+            private_settings(phase) for phase, _ in self.algorithm.phases()
+        )
+
+    @property
     def coordinator_needs_secret(self) -> bool:
         """Whether the server adds noise that clients must not be able to compute."""
         return noise_of(self.uplink, by="server") is not None

@@ -7,7 +7,7 @@ takes: those that come first.
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -223,7 +223,7 @@ class FirstCome:
         """What a checkpoint stores: who began when, and whose answers were taken."""
         return {"began": self._began, "record": self.record.snapshot()}
 
-    def restore(self, snapshot: dict[str, Any]) -> None:
+    def restore(self, step: int, snapshot: Mapping[str, Any]) -> None:
         """Continue from a snapshot. Who was at work is asked the same again."""
         self._began = np.array(snapshot["began"], np.int64)
         self._to_ask_again = True

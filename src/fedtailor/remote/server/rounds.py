@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fedtailor.aggregation.accounting import Ledger
 from fedtailor.engine.storage.interrupts import Interrupted
 from fedtailor.engine.training import Training
-from fedtailor.engine.training.late import AnswerRecord
+from fedtailor.engine.training.late import AnswerRecord, LateClients
 from fedtailor.protocol import (
     Answers,
     Cohort,
@@ -91,11 +91,9 @@ class RemoteTraining(Training[RemoteExecutor]):
     # late clients
     # ----------------------------------------------------------------------------------
 
-    def _play_clock(self) -> FirstCome | None:
-        if self.late is None:
-            return None
+    def _answer_order(self, settings: LateClients) -> FirstCome:
         return FirstCome(
-            self.late,
+            settings,
             self.participation,
             self.executor,
             self._secret,
@@ -107,42 +105,29 @@ class RemoteTraining(Training[RemoteExecutor]):
     @property
     def record(self) -> AnswerRecord | None:
         """Whose answers each round took; None if all clients of a round are waited for."""
-        arrivals = self._arrivals
-        return arrivals.record if isinstance(arrivals, FirstCome) else None
+        order = None if self.late is None else self.late.order
+        return order.record if isinstance(order, FirstCome) else None
 
     def _ask(self, clients: NDArray[np.int64], began: int) -> None:
         """Send clients (rows, ascending) the model of a round, to answer when they can."""
         cohort = replace(
             self._cohort(self.executor.seen, clients, seen=True), round=began
         )
-        downlink = announce(self.uplink, self._downlink_of(cohort), self.uplink_state)
+        assert self.late is not None
+        sent = self.late.downlink_of_step(self.algorithm, cohort)
+        downlink = announce(self.uplink, sent, self.uplink_state)
         self.executor.ask(self._new_exchange("client", cohort, downlink))
 
     def _end_round(self, cohort: Cohort, downlink: Downlink, answers: Answers) -> None:
-        if cohort.age is not None and isinstance(self._arrivals, FirstCome):
+        if cohort.age is not None and self.record is not None:
             counted = answers.reporting
-            self._arrivals.record.add(
-                self.round, cohort.rows[counted], cohort.age[counted]
-            )
+            self.record.add(self.round, cohort.rows[counted], cohort.age[counted])
         super()._end_round(cohort, downlink, answers)
 
     def deliver(self, ledger: Ledger) -> Exchanges[None]:
         """Send all clients their final models; see `Training.deliver`."""
         self.executor.deliver()
         yield from super().deliver(ledger)
-
-    def snapshot(self) -> dict[str, Any]:
-        """See `Training.snapshot`."""
-        snapshot = super().snapshot()
-        if isinstance(self._arrivals, FirstCome):
-            snapshot["arrivals"] = self._arrivals.snapshot()
-        return snapshot
-
-    def restore(self, snapshot: dict[str, Any]) -> None:
-        """See `Training.restore`."""
-        super().restore(snapshot)
-        if isinstance(self._arrivals, FirstCome):
-            self._arrivals.restore(snapshot["arrivals"])
 
 
 def _duration(seconds: float) -> str:

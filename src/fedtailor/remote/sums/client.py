@@ -22,6 +22,7 @@ from fedtailor.aggregation.secure_sums import (
     MIN_CLIENTS,
     FixedPoint,
     SecureSums,
+    clients_of_sums,
     unsafe_combination,
 )
 from fedtailor.aggregation.sum_shares import ReleasedSums, SumHistory, largest_shares
@@ -107,20 +108,26 @@ class SecureSumClient:
         settings: secure aggregation, as the job sets it.
         history: file in which the client keeps the weights of the sums that it has a
             part in; None = it forgets them when it is started again.
+        least: the least number of clients in a sum that this client allows.
 
     Raises:
         ValueError: the file cannot be read.
     """
 
     def __init__(
-        self, client: str, settings: SecureSums, history: Path | None = None
+        self,
+        client: str,
+        settings: SecureSums,
+        history: Path | None = None,
+        least: int = MIN_CLIENTS,
     ) -> None:
-        self._client, self._settings = client, settings
+        self._client, self._settings, self._least = client, settings, least
         self._history = SumHistory(settings.scope, history)
         # The vectors not yet sent, by kind and index. The index is None until the
         # server asks for single rows of a kind.
         self._vectors: dict[tuple[str, int | None], np.ndarray] = {}
         self._held = (-1, "")  # round and run of the vectors
+        self._equally: int | None = None
         self._round, self._run = -1, ""  # under which their sums are kept
         self._session: _Session | None = None
 
@@ -131,6 +138,7 @@ class SecureSumClient:
         run: str = "",
         *,
         scope: str = "",
+        equally: int | None = None,
     ) -> None:
         """Hold an update until the server asks for sums of it.
 
@@ -142,7 +150,11 @@ class SecureSumClient:
             run: identity of the run.
             scope: name of what all sums of which, in all rounds and runs, may be
                 combined; empty = as the settings say (`SecureSums.scope`).
+            equally: the sum is over so many clients, and all have the same weight; None
+                = the coordinator says the weights. Of whole numbers a sum with weights
+                such as 81, 9 and 1 shows each one, as its digits.
         """
+        self._equally = equally
         self._held, self._session = (round, run), None
         self._round, self._run = (0, scope) if scope else (round, run)
         self._vectors = {
@@ -380,6 +392,12 @@ class SecureSumClient:
             Refusal.UNSAFE_SUM,
             f"the weights of a sum add up to {total:g}, and have to add up to 1 at most",
         )
+        refuse_unless(
+            self._equally is None or _are_equal(weights, self._equally),
+            Refusal.UNSAFE_SUM,
+            f"it adds whole numbers with the same weight of {self._equally} clients, and"
+            " with no others",
+        )
         # Clients of whom this one has no key may not exist, and then hide nobody. Only of
         # more than it adds with there are some.
         strangers = [name not in session.neighbours for name in columns]
@@ -460,6 +478,13 @@ class SecureSumClient:
         )
         weights = session.weights.copy()
         weights[:, [name in absent for name in session.columns]] = 0
+        counts = [count for count in clients_of_sums(weights) if count]
+        refuse_unless(
+            all(count >= self._least for count in counts),
+            Refusal.UNSAFE_SUM,
+            f"a sum is over {min(counts, default=0)} clients, and it adds with"
+            f" {self._least} or more",
+        )
         # Its neighbours hide this client's vector, as their keys are theirs. Whether the
         # others in the list exist, the server alone says.
         hiding = [name in session.neighbours for name in session.columns]
@@ -559,6 +584,12 @@ def pairwise_mask(
 def _associated_text(session: str, sender: str, recipient: str) -> str:
     """The text that binds encrypted shares to one sum, sender and recipient."""
     return json.dumps([session, sender, recipient])
+
+
+def _are_equal(weights: np.ndarray, clients: int) -> bool:
+    """Whether there is one sum, in which so many clients have the same weight."""
+    is_one = weights.shape == (1, clients) and bool((weights == weights[0, 0]).all())
+    return is_one and abs(weights[0, 0] * clients - 1) <= 1e-9
 
 
 def _is_boolean(array: np.ndarray, count: int) -> bool:

@@ -160,7 +160,11 @@ def read_steps(
         f"a step of boosting asks for {len(summed)} sums; it is one, or the loss and the"
         " root of the next tree",
     )
-    names = dict(arrays)
+    # By the place of their step.
+    given: dict[str, dict[str, NDArray[Any]]] = {}
+    for name, array in arrays.items():
+        place, _, own_name = name.partition("/")
+        given.setdefault(place, {})[own_name] = array
     result: list[BoostingRequest | Step] = []
     for place, step in enumerate(read.steps):
         require(
@@ -173,16 +177,11 @@ def read_steps(
             )
             result.append(step)
             continue
-        prefix = f"{place}/"
-        own = {
-            name.removeprefix(prefix): names.pop(name)
-            for name in list(names)
-            if name.startswith(prefix)
-        }
+        own = given.pop(str(place), {})
         fields = step.model_dump(exclude={"rounds"})
         read_arrays = _read_arrays(step.kind, own, inputs, outputs, settings)
         result.append(BoostingRequest(**fields, arrays=read_arrays))
-    require(not names, "a step of boosting has an array too many")
+    require(not given, "a step of boosting has an array too many")
     return result
 
 

@@ -256,13 +256,14 @@ def warn_not_still(curves: Mapping[str, Sequence[Curve]], rounds: int) -> list[s
         >>> print(warn_not_still({"fedavg": [rising]}, 30)[0])
         validation loss rises, which is overfitting: fedavg (lowest after 9 ...
     """
-    falling, rising = [], []
+    falling, rising, enough = [], [], 1
     for method, runs in curves.items():
         moves = [movement(*curve) for curve in runs]
         if "rising" in moves:
             numbers, losses = runs[moves.index("rising")]
             lowest = np.asarray(numbers)[int(np.argmin(losses))]
             rising.append(f"{method} (lowest after {lowest:.0f} rounds)")
+            enough = max(enough, round(float(lowest)))
         elif "falling" in moves or "unknown" in moves:
             falling.append(method)
     warnings = []
@@ -274,7 +275,7 @@ def warn_not_still(curves: Mapping[str, Sequence[Curve]], rounds: int) -> list[s
     if rising:
         warnings.append(
             f"validation loss rises, which is overfitting: {join_names(rising, MAX_NAMES)};"
-            " train for fewer (--rounds)"
+            f" train for fewer (--rounds {enough})"
         )
     return warnings
 

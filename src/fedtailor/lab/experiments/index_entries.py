@@ -1,20 +1,108 @@
-"""Makes the index of a comparison."""
+"""Makes the index of a comparison: its entries, run by run, and the file."""
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fedtailor._base.choice import require
-from fedtailor.engine.storage.comparison_index import Index, ScenarioUse, Sweep
+from fedtailor.engine.storage.comparison_index import (
+    BaselineRun,
+    CandidateRun,
+    Index,
+    MethodRun,
+    RoundBudget,
+    ScenarioUse,
+    Skipped,
+    Sweep,
+)
 from fedtailor.engine.storage.manifest import stored_versions
 from fedtailor.engine.storage.run_files import MANIFEST
+from fedtailor.lab.baselines import Baseline
 from fedtailor.lab.experiments.experiment import (
+    Candidate,
     ComparedMethod,
     ComparedScenario,
     Experiment,
 )
+
+
+@dataclass
+class IndexEntries:
+    """What a comparison has done so far, as its index lists it.
+
+    Attributes:
+        method_runs: the runs of selected candidates.
+        candidates: all candidates that were compared.
+        baselines: the runs of baselines.
+        skipped: what was not run, with the reasons.
+        added_runs: number of runs that bracketing has added to the experiment.
+        budget: the number of rounds with successive halving, and without; None = methods
+            were not halved.
+    """
+
+    method_runs: list[MethodRun] = field(default_factory=list)
+    candidates: list[CandidateRun] = field(default_factory=list)
+    baselines: list[BaselineRun] = field(default_factory=list)
+    skipped: list[Skipped] = field(default_factory=list)
+    added_runs: int = 0
+    budget: RoundBudget | None = None
+
+    def add_candidate(
+        self, method: ComparedMethod, candidate: Candidate, seed: int, **result: Any
+    ) -> None:
+        """Add a candidate."""
+        self.candidates.append(
+            CandidateRun(
+                **labels_of(method),
+                parameters=dict(candidate.parameters),
+                seed=seed,
+                **result,
+            )
+        )
+
+    def skip(
+        self,
+        method: ComparedMethod,
+        seed: int | None,
+        parameters: Mapping[str, Any],
+        message: str,
+        *,
+        runs: int = 0,
+    ) -> None:
+        """Add skipped runs.
+
+        Args:
+            method: the method in its scenario.
+            seed: the seed; None for all seeds.
+            parameters: the values from the grid.
+            message: the reason, in one line.
+            runs: number of runs of the experiment that are skipped.
+        """
+        self.skipped.append(
+            Skipped(
+                **labels_of(method),
+                seed=seed,
+                parameters=dict(parameters),
+                why=message,
+                runs=runs,
+            )
+        )
+
+    def skip_refused(self, method: ComparedMethod) -> None:
+        """Add the settings that the method refuses."""
+        for refusal in method.refused:
+            self.skip(method, None, refusal.parameters, refusal.message)
+
+    def skip_baseline(
+        self, scenario: ComparedScenario, baseline: Baseline, why: str
+    ) -> None:
+        """Add a baseline that cannot be trained."""
+        self.skipped.append(
+            Skipped(scenario.label, baseline.title, None, {}, why=why, runs=0)
+        )
 
 
 def require_own_index(index: Path, source: Path | None) -> None:
@@ -45,7 +133,11 @@ def require_own_index(index: Path, source: Path | None) -> None:
 
 
 def index_of(
-    experiment: Experiment, path: Path, source: Path | None, **runs: Any
+    experiment: Experiment,
+    path: Path,
+    source: Path | None,
+    entries: IndexEntries,
+    **circumstances: Any,
 ) -> Index:
     """The index of an experiment.
 
@@ -53,7 +145,8 @@ def index_of(
         experiment: the experiment.
         path: of the index.
         source: the experiment file, if there is one.
-        runs: the fields of the index that are about runs.
+        entries: what was done.
+        circumstances: the further fields of the index: versions, the machine, seconds.
     """
     file = experiment.file
     # Relative to the index, as results are shared and should not contain local paths.
@@ -75,7 +168,13 @@ def index_of(
         published=file.published,
         sweeps=_sweeps(experiment),
         until_converged=file.until_converged,
-        **runs,
+        runs=experiment.runs + entries.added_runs,
+        method_runs=entries.method_runs,
+        baselines=entries.baselines,
+        candidates=entries.candidates,
+        skipped=entries.skipped,
+        budget=entries.budget,
+        **circumstances,
     )
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import regression_reference as reference
+from fedtailor.statistics.mixed import ClientMoments, fit_mixed_model
 from fedtailor.statistics.regression import ClientRows, fit_regression
 
 REFERENCES = json.loads(reference.HOME.read_text())
@@ -207,6 +208,11 @@ def test_random_intercepts_of_equal_clients_have_a_closed_form():
     )
     variance = (between - fixed.sigma2) / size
     assert fitted.client_variance == pytest.approx(variance, rel=1e-5)
+    # The likelihood is that of the user's units.
+    moments = [ClientMoments.of(rows.x, rows.y) for rows in parts]
+    assert fitted.log_likelihood == pytest.approx(
+        fit_mixed_model(moments).log_likelihood, rel=1e-8
+    )
 
 
 def test_intervals_and_p_values():

@@ -239,6 +239,36 @@ class TableDescription(Record):
     notes: list[str]
 
 
+class RegressionTerm(Record):
+    """A coefficient."""
+
+    term: str
+    coefficient: float
+    standard_error: float
+    statistic: float = Field(description="z; t where `freedom` is a number")
+    p: float
+    interval: list[float]
+
+
+class Regression(Record):
+    """A regression over all clients."""
+
+    model: str
+    intercept: str
+    errors: str
+    rows: int
+    events: int | None
+    clients: int
+    level: float = Field(description="of the intervals")
+    freedom: float | None = Field(description="null: the normal distribution")
+    log_likelihood: float
+    sigma2: float | None
+    client_variance: float | None
+    terms: list[RegressionTerm]
+    covariance: list[list[float]]
+    notes: list[str]
+
+
 class Estimate(Record):
     """A number with its interval; null where it is not defined."""
 
@@ -348,6 +378,7 @@ SCHEMAS: dict[str, Any] = {
     "fedtailor finalize RESULTS --json": FinalModels,
     "fedtailor gives RESULTS --json": Contributions,
     "fedtailor describe TABLE --json": TableDescription,
+    "fedtailor fit TABLE --format json": Regression,
     "fedtailor audit RUN --json": PrivacyAudit,
     "fedtailor models PATH --json": list[PersonalModel],
     "fedtailor check PATH --json": list[Finding],

@@ -43,6 +43,7 @@ RUN = {
     "models-in-use.md": 1,
     "models-pytorch.md": 1,
     "models-trained.md": 2,
+    "regression.md": 1,
     "series.md": 1,
     "survival.md": 1,
     "theory.md": 1,
@@ -122,6 +123,11 @@ def test_the_readme_fits_on_two_screens():
 def test_theory(capsys):
     execute("theory.md")
     assert capsys.readouterr().out == blocks("theory.md", "text")[0]
+
+
+def test_regression(capsys):
+    execute("regression.md")
+    assert capsys.readouterr().out == blocks("regression.md", "text")[1]
 
 
 @pytest.mark.slow

@@ -241,6 +241,17 @@ def test_lists_as_json_are_what_their_schemas_say(capsys):
         assert schemas.read(command, printed(capsys, *arguments, "--json"))
 
 
+def test_a_regression_as_json_is_what_its_schema_says(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = [f"{'abc'[row % 3]},{row % 7},{row % 5}" for row in range(30)]
+    Path("t.csv").write_text("\n".join(["client,u,count", *rows]) + "\n")
+    options = ["--client", "client", "--target", "count", "--model", "poisson"]
+    assert schemas.read(
+        "fedtailor fit TABLE --format json",
+        printed(capsys, "fit", "t.csv", *options, "--format", "json"),
+    )
+
+
 @pytest.mark.slow
 def test_results_as_json_are_what_their_schemas_say(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

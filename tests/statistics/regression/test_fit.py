@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import regression_reference as reference
+from fedtailor.statistics.mixed import ClientMoments, fit_mixed_model
 from fedtailor.statistics.regression import ClientRows, fit_regression
 
 REFERENCES = json.loads(reference.HOME.read_text())
@@ -63,6 +64,8 @@ def test_as_statsmodels_and_lifelines(key):
     np.testing.assert_allclose(fitted.standard_errors, deviations, rtol=1e-8)
     np.testing.assert_allclose(fitted.p_values, p_values, rtol=1e-7, atol=1e-12)
     np.testing.assert_allclose(fitted.log_likelihood, log_likelihood, rtol=1e-10)
+    # Newton's method doubles the digits in each step; other directions take more.
+    assert fitted.steps <= 6
 
 
 @pytest.mark.extra
@@ -205,6 +208,11 @@ def test_random_intercepts_of_equal_clients_have_a_closed_form():
     )
     variance = (between - fixed.sigma2) / size
     assert fitted.client_variance == pytest.approx(variance, rel=1e-5)
+    # The likelihood is that of the user's units.
+    moments = [ClientMoments.of(rows.x, rows.y) for rows in parts]
+    assert fitted.log_likelihood == pytest.approx(
+        fit_mixed_model(moments).log_likelihood, rel=1e-8
+    )
 
 
 def test_intervals_and_p_values():

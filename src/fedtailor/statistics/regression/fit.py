@@ -201,10 +201,10 @@ class _Units:
         cls, clients: Sequence[ClientRows], names: Sequence[str], model: Model
     ) -> "_Units":
         rows = sum(len(client.y) for client in clients)
-        x_shift = sum(client.x.sum(axis=0) for client in clients) / rows
-        squares = sum(((client.x - x_shift) ** 2).sum(axis=0) for client in clients)
-        x_scale = np.sqrt(squares / rows)
-        lengths = np.sqrt(sum((client.x**2).sum(axis=0) for client in clients) / rows)
+        x_shift = np.sum([client.x.sum(axis=0) for client in clients], axis=0) / rows
+        spread = [((client.x - x_shift) ** 2).sum(axis=0) for client in clients]
+        x_scale = np.sqrt(np.sum(spread, axis=0) / rows)
+        lengths = np.sqrt(x_scale**2 + x_shift**2)
         constant = np.flatnonzero(x_scale <= 1e-13 * lengths)
         require(
             not len(constant),
@@ -252,7 +252,8 @@ class _Problem:
     def __init__(
         self, clients: Sequence[ClientRows], model: Model, intercept: Intercept
     ) -> None:
-        self.clients, self.model = clients, model
+        self.clients = clients
+        self.model: Model = model
         self.fixed = intercept == "fixed" and model != "cox"
         self.has_intercept = intercept != "fixed"
 
@@ -315,7 +316,7 @@ def _newton(
             squared += float((score**2 / row[:, 0]).sum())
         if squared < _TOLERANCE**2:
             return shared, answers, number
-        length = 1.0
+        length, tried = 1.0, answers
         while length > 1e-9:
             with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
                 tried = problem.answers(shared + length * step, own + length * own_step)

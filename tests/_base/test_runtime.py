@@ -102,7 +102,7 @@ def test_a_backend_that_runs_already_keeps_its_devices(settings):
 LATE = """
 import jax, jax.numpy as jnp
 key = jax.random.key(0)
-from test_runtime import trained
+from _base.test_runtime import trained
 run = trained()
 print(run.training.executor.devices.mesh.size, float(jnp.sum(run.training.server.model)))
 """

@@ -275,7 +275,7 @@ def quick_waits(step: float):
     """
     clock = _Clock(step)
     with ExitStack() as stack:
-        for module in ("transport", "service", "executor"):
+        for module in ("wire.transport", "service", "server.executor"):
             stack.enter_context(patch(f"fedtailor.remote.{module}.time", clock))
         yield
 

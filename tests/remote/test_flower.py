@@ -9,8 +9,8 @@ import threading
 import pytest
 
 from fedtailor.cli import main
-from fedtailor.remote import flower
 from fedtailor.remote.flower import client as flower_client
+from fedtailor.remote.flower import common as flower
 from fedtailor.remote.flower.client import (
     Disconnected,
     FleetConnection,

@@ -12,10 +12,10 @@ import pytest
 
 pytest.importorskip("flwr", reason="federations of machines need Flower (extra flower)")
 
-from fedtailor.remote import flower
 from fedtailor.remote.client.audit import read_audit
 from fedtailor.remote.client.client import account_of
 from fedtailor.remote.client.policy import POLICY
+from fedtailor.remote.flower import common as flower
 from fedtailor.remote.job.plan import plan_of
 from fedtailor.remote.keys.kit import make_federation, read_kit
 from fedtailor.remote.wire.messages import (

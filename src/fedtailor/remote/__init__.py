@@ -5,25 +5,14 @@ clients on other machines. Each client has its own file of examples and its own 
 Flower (`flwr`) and `cryptography` are imported only when they are needed; the extra
 `flower` installs both.
 
-What a federation is:
-
-* `job`, `job_template`, `table`, `statistics`, `examples`, `plan`: what is trained, and
-  how a client's file becomes examples.
-* `kit`, `keys`, `secret`, `client_store`: the files of each machine.
-
-What is sent:
-
-* `messages`, `wire`, `vector_cache`: the encoding of requests and answers, and their
-  checks.
-* `transport`, `waits`: an exchange with several clients, and how long it may take.
-* `secure_sums`, `masks`, `sum_client`, `sum_server`, `hidden_updates`: secure
-  aggregation.
-
-What runs:
-
-* `coordinate`, `executor`: training, at the coordinator.
-* `job_work`, `work`: tasks, at a client.
-* `service`, `flower`, `flower_server`, `grid_answers`, `flower_client`, `superlink`,
-  `processes`, `flower_app`: the processes of both, which communicate by Flower.
-* `demo`: a federation on one machine, compared with its simulation.
+* `job`: what is trained, how a client's file becomes examples, what all agree on.
+* `keys`: the files of each machine: kits, certificates, secrets.
+* `wire`: requests and answers, their encoding and checks, and how they travel.
+* `sums`: secure aggregation.
+* `client`: what a client answers, under its own policy, and its account of it.
+* `server`: training at the coordinator.
+* `flower`: the transport: Flower's SuperLink, and both its sides.
+* `service`: the processes of both sides; `flower_app`: the same as a plain Flower app.
+* `simulation`: a job with simulated clients; `demo`: a federation on one machine beside
+  its simulation.
 """

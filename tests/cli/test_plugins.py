@@ -66,7 +66,7 @@ plug-misnamed = plugged:Misnamed
 [fedtailor.scenarios]
 plug-scenario = plugged:SCENARIO
 
-[fedtailor.models.metrics]
+[fedtailor.metrics]
 plug_metric = plugged:TheirMetric
 
 [fedtailor.models]

@@ -34,6 +34,7 @@ RUN = {
     "index.md": 1,
     "diagnose.md": 1,
     "own-data.md": 4,
+    "partition-data.md": 4,
     "write-an-algorithm.md": 2,
     "cluster.md": 2,
     "late.md": 1,

@@ -284,11 +284,13 @@ class _Trainings:
         if self._progress is not None:
             self._progress(self._done, self.count)
         run = self.run
+        # Only methods of rounds have a spec; others are refused here.
+        asked = run.spec
         rounds = int(run.stored.summary["asked_rounds"])
         executor = executor_of(federation, run.model, self._settings)
         # Nothing is measured in between, which takes a part of the time.
         spec = replace(
-            run.spec,
+            asked,
             rounds=rounds,
             seed=seed,
             evaluate_every=rounds,

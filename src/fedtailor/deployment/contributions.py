@@ -298,11 +298,11 @@ class _Coalitions:
         unseen[self.players] = True
         unseen[self.players[sorted(members)]] = False
         federation = replace(run.federation, unseen=unseen)
-        rounds = int(run.stored.summary["asked_rounds"])
-        trained = run_on(
-            executor_of(federation, run.model, self._settings, None),
-            replace(run.spec, rounds=rounds),
-        )
+        # Only methods of rounds have a spec; others are refused here.
+        spec = run.spec
+        spec = replace(spec, rounds=int(run.stored.summary["asked_rounds"]))
+        executor = executor_of(federation, run.model, self._settings, None)
+        trained = run_on(executor, spec)
         return trained.row_outcomes()
 
 

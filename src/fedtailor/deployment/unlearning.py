@@ -73,6 +73,8 @@ def forget(
     bound_model = model.architecture.bind(
         federation.input_shape, outputs, loss=model.loss, dtype=model.dtype
     )
+    # Only methods of rounds have a spec; others are refused here.
+    spec = run.spec
     rounds = int(run.stored.summary["asked_rounds"])
     store = Store(
         path,
@@ -82,7 +84,7 @@ def forget(
     )
     return run_on(
         executor_of(federation, bound_model, settings, path),
-        replace(run.spec, model=bound_model, rounds=rounds),
+        replace(spec, model=bound_model, rounds=rounds),
         callbacks=as_callbacks((), progress),
         store=store,
     )

@@ -177,7 +177,7 @@ class Faults:
             assert made.found() == made.models, what
             # Folders of a process that is gone are removed by the next one.
             others = {path.name for path in made.folder.glob("[!.]*")}
-            assert others == {"experiment.json", "model"}, what
+            assert others == {"decision.json", "experiment.json", "model"}, what
 
         with ExitStack() as _watched:
             _watched.enter_context(watching(made.folder, steps))

@@ -328,7 +328,13 @@ def _sets(run: OpenedRun, client: str) -> Iterator[str]:
     except Damaged:
         raise
     except ValueError as error:
-        yield f"None: {markdown_text(error)}."
+        # A card names no folder of the machine on which it was made.
+        why = (
+            str(error)
+            if final is None
+            else str(error).replace(str(final), "the folder")
+        )
+        yield f"None: {markdown_text(why)}."
         return
     threshold = calibration.threshold(client, COVERAGE)
     share, kind = f"{100 * COVERAGE:g} %", "sets"

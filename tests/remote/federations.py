@@ -113,7 +113,7 @@ class Remote:
             log=self.lines.append,
         )
 
-    def training(self, executor=None, **options):
+    def training(self, executor=None, *, data="", secret=None, **options):
         executor = executor or self.executor()
         spec = RunSpec(
             self.plan.algorithm,
@@ -123,7 +123,7 @@ class Remote:
             uplink=self.plan.uplink,
             **{**self.options, **options},
         )
-        return Training(spec, executor)
+        return Training(spec, executor, data=data, secret=secret)
 
     def personal(self, training, ledger=None):
         """Client -> the predictor that stands in its directory, after all clients were

@@ -8,6 +8,7 @@ import pytest
 
 import fedtailor as ft
 from conformance.problems import classification
+from fedtailor.aggregation.pipelines import Clip
 from fedtailor.engine.executors import DeviceExecutor
 from fedtailor.engine.runs import Store, run_on
 from fedtailor.engine.training import Participation, RunSpec
@@ -71,7 +72,7 @@ def test_a_spec_is_read_back_from_its_manifest(tmp_path):
         2,
         seed=7,
         participation=Participation(count=2),
-        uplink=(ft.pipelines.Clip(0.5),),
+        uplink=(Clip(0.5),),
         metrics=("loss",),
         evaluate_every=2,
         until_converged=True,

@@ -19,7 +19,7 @@ from fedtailor.lab.report.page.reliability import (
 from fedtailor.lab.report.page.survival import survival_section
 from fedtailor.lab.results.coverage import COVERAGE, coverage_table
 from fedtailor.lab.results.decision import Decision
-from fedtailor.lab.results.decision_file import decision_of
+from fedtailor.lab.results.decision_file import decisions_of
 from fedtailor.lab.results.experiment import StoredExperiment
 from fedtailor.lab.results.stored import Seeds, mean_sizes
 from fedtailor.lab.results.tables import Cell, Number, ReportTable
@@ -44,11 +44,14 @@ def page_of(experiment: StoredExperiment) -> Page:
     """
     scenarios = list(experiment.index.scenarios)
     lines = max(MAX_TABLE_ROWS // max(len(scenarios), 1), 50)
+    decisions = decisions_of(experiment)
     return Page(
         title=overview.title(experiment),
         subtitle=_subtitle(experiment),
         parts={
-            scenario: scenario_sections(experiment, scenario, lines)
+            scenario: scenario_sections(
+                experiment, scenario, decisions.get(scenario), lines
+            )
             for scenario in scenarios
         },
         appendix=[
@@ -59,16 +62,19 @@ def page_of(experiment: StoredExperiment) -> Page:
 
 
 def scenario_sections(
-    experiment: StoredExperiment, scenario: str, lines: int = MAX_TABLE_ROWS
+    experiment: StoredExperiment,
+    scenario: str,
+    decision: Decision | None,
+    lines: int = MAX_TABLE_ROWS,
 ) -> list[Section]:
     """Makes the sections of one scenario.
 
     Args:
         experiment: the index and its runs.
         scenario: label of the scenario.
+        decision: its decision; None if it has no finished run.
         lines: maximum number of rows of a table.
     """
-    decision = decision_of(experiment, scenario)
     if decision is None:
         message = (
             "No run has ended that did not diverge: there is nothing to decide yet."

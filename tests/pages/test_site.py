@@ -171,9 +171,15 @@ def test_intervals_of_measured_numbers_are_students():
 
 
 def test_rows_of_results_belong_to_methods():
-    assert measured.method_of("s000-table-1-quick", "UCFL, 4 streams") == "ucfl"
-    assert measured.method_of("s001-table-1", "HypCluster, clusters 3") == "hypcluster"
-    assert measured.method_of("s001-table-1", "(nothing learned)") is None
+    assert (
+        measured.method_of("mestoukirdi-2022-table-1-quick", "UCFL, 4 streams")
+        == "ucfl"
+    )
+    assert (
+        measured.method_of("mansour-2020-table-1", "HypCluster, clusters 3")
+        == "hypcluster"
+    )
+    assert measured.method_of("mansour-2020-table-1", "(nothing learned)") is None
 
 
 def test_every_command_is_on_the_page_of_commands():

@@ -19,7 +19,7 @@ from fedtailor.engine.training import (
     Sampling,
     as_participation,
 )
-from fedtailor.engine.training.late_tables import late_of_table
+from fedtailor.engine.training.asynchronous_tables import late_of_table
 from fedtailor.lab import scenarios
 from fedtailor.lab.baselines import find_baseline
 from fedtailor.lab.experiments.grid import combinations

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtailor.aggregation.pipelines.change import received_rows
-from fedtailor.engine.training.late import AnswerOrder, LateClients
+from fedtailor.engine.training.asynchronous import AnswerOrder, LateClients
 from fedtailor.protocol import (
     NOT_SENT,
     Algorithm,

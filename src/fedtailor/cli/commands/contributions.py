@@ -1,4 +1,4 @@
-"""`fedtailor gives RESULTS`: what each client's part in the training is worth to the
+"""`fedtailor contributions RESULTS`: what each client's part in the training is worth to the
 others.
 """
 
@@ -48,10 +48,10 @@ class Options:
         check_counts(self, "devices", "permutations")
 
 
-def gives(arguments: list[str]) -> int:
-    """Prints what each client gives."""
-    options = parse(Options, arguments, "fedtailor gives")
-    from fedtailor.deployment.contributions import runs_at, who_gives
+def contributions(arguments: list[str]) -> int:
+    """Prints what each client contributes."""
+    options = parse(Options, arguments, "fedtailor contributions")
+    from fedtailor.deployment.contributions import contributions_of, runs_at
     from fedtailor.engine.executors import Settings
     from fedtailor.lab.experiments.option_text import given_model
 
@@ -63,7 +63,7 @@ def gives(arguments: list[str]) -> int:
     def progress(number: int, most: int) -> None:
         say_status(f"training {number} of at most {most}")
 
-    found = who_gives(
+    found = contributions_of(
         runs,
         shapley=options.shapley,
         permutations=options.permutations,
@@ -80,11 +80,11 @@ def gives(arguments: list[str]) -> int:
     say(f"{found.method}, {seeds}, {found.trainings} more trainings:")
     for sentence in found.sentences():
         say(f"  {sentence}")
-    for gift in found.gifts:
-        if gift.shapley is not None:
-            value = gift.shapley
+    for part in found.contributions:
+        if part.shapley is not None:
+            value = part.shapley
             say(
-                f"  Shapley value of {gift.client}: {value.estimate:.4f}"
+                f"  Shapley value of {part.client}: {value.estimate:.4f}"
                 f" ({value.low:.4f}, {value.high:.4f})"
             )
     return 0

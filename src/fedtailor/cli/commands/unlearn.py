@@ -1,4 +1,4 @@
-"""`fedtailor forget RUN --client X --out DIR`: train again without a client."""
+"""`fedtailor unlearn RUN --client X --out DIR`: train again without a client."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class Options:
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """A run directory."""
     client: str
-    """Who is to be forgotten."""
+    """Whose rows the new training leaves out."""
     out: Path
     """A new directory, for the run without the client."""
     table: Path | None = None
@@ -55,11 +55,11 @@ def _mean_score(run: "Run", clients: Collection[str]) -> float | None:
     return float(final_scores.to_numpy().mean()) if len(final_scores) else None
 
 
-def forget(arguments: list[str]) -> int:
+def unlearn(arguments: list[str]) -> int:
     """Trains a run again without a client."""
-    options = parse(Options, arguments, "fedtailor forget")
-    from fedtailor.deployment import forget as retrain
+    options = parse(Options, arguments, "fedtailor unlearn")
     from fedtailor.deployment import open_run
+    from fedtailor.deployment import unlearn as retrain
     from fedtailor.engine.executors import Settings
     from fedtailor.lab.experiments.option_text import given_model
 

@@ -19,7 +19,7 @@ FORGOTTEN = NAMES[0]
 def without(trained, tmp_path_factory):
     """(the old run opened, the new run, its directory)."""
     path, run = tmp_path_factory.mktemp("without") / "run", ft.open(trained[1])
-    return run, ft.forget(run, FORGOTTEN, path), path
+    return run, ft.unlearn(run, FORGOTTEN, path), path
 
 
 def test_nothing_of_the_client_is_left(without):
@@ -96,7 +96,7 @@ def test_a_client_that_is_called_by_a_number_is_forgotten(tmp_path):
     assert federation.names == ("0", "1", "2")
     model, path = ft.models.logistic(), tmp_path / "old"
     ft.run(ft.FedAvg(), federation, model, rounds=1, directory=path)
-    new = ft.forget(ft.open(path, federation=federation), "1", tmp_path / "new")
+    new = ft.unlearn(ft.open(path, federation=federation), "1", tmp_path / "new")
     assert new.federation.names == ("0", "2")
     fresh = ft.run(ft.FedAvg(), federation.only(["0", "2"]), model, rounds=1)
     np.testing.assert_array_equal(
@@ -107,13 +107,13 @@ def test_a_client_that_is_called_by_a_number_is_forgotten(tmp_path):
 def test_a_client_of_a_scenario_is_forgotten(of_arrays, tmp_path, monkeypatch):
     monkeypatch.setitem(scenarios.SCENARIOS, "blobs", BLOBS)
     run = ft.open(of_arrays[1])
-    new = ft.forget(run, "client 1 of the blobs", tmp_path / "new")
+    new = ft.unlearn(run, "client 1 of the blobs", tmp_path / "new")
     assert new.federation.names == ("client 0 of the blobs", "client 2 of the blobs")
     assert len(new.federation.x) == 24
     again = ft.open(tmp_path / "new")
     np.testing.assert_array_equal(again.federation.x, new.federation.x)
     with pytest.raises(ValueError, match="is not empty; name a new directory"):
-        ft.forget(run, "client 1 of the blobs", tmp_path / "new")
+        ft.unlearn(run, "client 1 of the blobs", tmp_path / "new")
     with pytest.raises(ValueError, match=r"no client of .* called 'client 7'"):
-        ft.forget(run, "client 7", tmp_path / "other")
+        ft.unlearn(run, "client 7", tmp_path / "other")
     assert not (tmp_path / "other").exists()

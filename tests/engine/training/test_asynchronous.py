@@ -47,7 +47,7 @@ from fedtailor.engine.training import (
     Privacy,
     RunSpec,
 )
-from fedtailor.engine.training.late import Arrivals
+from fedtailor.engine.training.asynchronous import Arrivals
 from fedtailor.protocol import SGD, Clients, client_ids, draw_uniform
 
 NETWORK = models.mlp(hidden=5).bind((4,), 3)

@@ -15,7 +15,12 @@ from numpy.typing import NDArray
 
 from fedtailor._base.choice import require
 from fedtailor._base.files import reason
-from fedtailor.data.federation.shares import Share, SharedData, gather, gather_texts
+from fedtailor.data.federation.shards import (
+    FederationShard,
+    ShardedData,
+    gather,
+    gather_texts,
+)
 from fedtailor.engine.client.pool import PoolSize
 from fedtailor.engine.client.tasks import Outputs
 from fedtailor.engine.executors.cohort_parts import PartStates
@@ -27,7 +32,7 @@ from fedtailor.engine.executors.device_executor import (
 from fedtailor.engine.executors.devices import Devices, ExchangeRequest
 from fedtailor.engine.executors.map_clients import balanced_order
 from fedtailor.engine.executors.settings import Settings
-from fedtailor.engine.executors.share_states import write_states
+from fedtailor.engine.executors.shard_states import write_states
 from fedtailor.models import Model
 from fedtailor.protocol import (
     Answers,
@@ -41,7 +46,7 @@ _FAILED = "!"
 """What a process tells the others in place of a file's name if it could not write it."""
 
 
-class ShareExecutor(DeviceExecutor):
+class ShardExecutor(DeviceExecutor):
     """`DeviceExecutor` of a process that holds the examples and states of its own clients.
 
     All processes run the same program, and call everything here at the same places. A
@@ -54,16 +59,16 @@ class ShareExecutor(DeviceExecutor):
         data: what is known of the clients of all processes.
 
     Example:
-        >>> from fedtailor.engine.executors import ShareExecutor
+        >>> from fedtailor.engine.executors import ShardExecutor
         >>> model = ft.models.logistic().bind((8, 8), 10)
-        >>> executor = ShareExecutor(ft.federation.share(federation), model)
+        >>> executor = ShardExecutor(ft.federation.shard(federation), model)
         >>> len(executor.federation), executor.shards % executor.machine["processes"]
         (20, 0)
     """
 
     def __init__(
         self,
-        share: Share,
+        shard: FederationShard,
         model: Model,
         settings: Settings = Settings(),  # noqa: B008 (frozen)
         *,
@@ -72,13 +77,13 @@ class ShareExecutor(DeviceExecutor):
         """Exchange what is known of the clients, and place the examples.
 
         Args:
-            share: this process's clients.
+            shard: this process's clients.
             model: what is trained.
             settings: how to use the devices.
             directory: where the states of checkpoints are written.
 
         Raises:
-            ValueError: the shares of the processes do not fit together, or a setting is
+            ValueError: the shards of the processes do not fit together, or a setting is
                 for one process.
         """
         require(
@@ -91,12 +96,12 @@ class ShareExecutor(DeviceExecutor):
             "processes that share a federation use all their devices together; leave out"
             " Settings(devices)",
         )
-        data = SharedData.of(share)
+        data = ShardedData.of(shard)
         largest = max(int(sizes.max(initial=1)) for sizes in data.sizes.values())
         least = PoolSize(data.most_examples, data.most_rows, largest)
-        devices = Devices([share.own], model.precision.sums, settings, least)
+        devices = Devices([shard.own], model.precision.sums, settings, least)
         super().__init__(
-            share.own,
+            shard.own,
             model,
             settings,
             directory=directory,

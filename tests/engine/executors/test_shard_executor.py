@@ -1,6 +1,6 @@
 """A run whose processes hold their own clients only has the bits of one that holds all.
 
-Here one process has all shares, and two devices: the examples are in a block for each
+Here one process has all shards, and two devices: the examples are in a block for each
 device, and rows of padding are between those of clients. `test_processes.py` has two
 processes.
 """
@@ -12,8 +12,8 @@ import pytest
 from conformance.problems import classification, softmax_model
 from fedtailor import federation as federations
 from fedtailor.algorithms import Ditto, FedAvg, Local
-from fedtailor.data.federation import Share, load_share, share
-from fedtailor.data.federation.shares import SharedData, _positions
+from fedtailor.data.federation import FederationShard, load_shard, shard
+from fedtailor.data.federation.shards import ShardedData, _positions
 from fedtailor.engine.executors import Settings
 from fedtailor.engine.runs import run, simulate
 from fedtailor.engine.storage import check
@@ -41,7 +41,7 @@ def trained(data, rounds=3, settings=CANONICAL, method=None, **options):
 @pytest.mark.parametrize("method", [Ditto(sgd=STEPS), FedAvg(sgd=STEPS)])
 def test_a_share_has_the_bits_of_a_federation(method):
     data = classification(unseen=UNSEEN)
-    alone, shared = trained(data, method=method), trained(share(data), method=method)
+    alone, shared = trained(data, method=method), trained(shard(data), method=method)
     assert alone.frame().equals(shared.frame())
     np.testing.assert_array_equal(
         *(jax.tree.leaves(it.training.server)[0] for it in (alone, shared))
@@ -57,18 +57,18 @@ def test_a_share_has_the_bits_of_a_federation(method):
 
 def test_without_canonical_sums_agree_to_rounding():
     data = classification(unseen=UNSEEN)
-    alone, shared = (trained(it, settings=Settings()) for it in (data, share(data)))
+    alone, shared = (trained(it, settings=Settings()) for it in (data, shard(data)))
     values = [it.frame()["value"].to_numpy() for it in (alone, shared)]
     np.testing.assert_allclose(*values, rtol=1e-5)
 
 
-@pytest.mark.parametrize("first", ["share", "whole"])
+@pytest.mark.parametrize("first", ["shard", "whole"])
 def test_a_run_goes_on_with_another_number_of_processes(tmp_path, first):
-    """What shares have saved, one process with the whole federation continues, and the
+    """What shards have saved, one process with the whole federation continues, and the
     other way round."""
     data = classification(unseen=UNSEEN)
     whole = trained(data, directory=tmp_path / "whole", checkpoint_every=2)
-    order = [share(data), data] if first == "share" else [data, share(data)]
+    order = [shard(data), data] if first == "shard" else [data, shard(data)]
     for rounds, it in zip((2, 3), order, strict=True):
         trained(it, rounds, directory=tmp_path / "both", resume=True)
     for file in (METRICS, LEDGER):
@@ -82,7 +82,7 @@ def test_a_run_goes_on_with_another_number_of_processes(tmp_path, first):
 
 
 def test_a_damaged_file_of_states_is_told(tmp_path):
-    data = share(classification(unseen=UNSEEN))
+    data = shard(classification(unseen=UNSEEN))
     trained(data, 2, directory=tmp_path)
     (file,) = tmp_path.glob("states-*.safetensors")
     content = bytearray(file.read_bytes())
@@ -99,7 +99,7 @@ def test_the_server_draws_the_same_examples():
     """DAPPER's server draws from the training data of all clients."""
     data = classification(unseen=UNSEEN)
     draws = []
-    for it in (data, share(data)):
+    for it in (data, shard(data)):
         executor = simulate(FedAvg(), it, softmax_model("float32")).executor
         draws.append(executor.examples(np.random.default_rng(3), 20))
         draws.append(executor.examples(np.random.default_rng(3), 20, np.array([2, 0])))
@@ -112,11 +112,11 @@ def test_shares_divide_clients_and_examples(tmp_path):
     data = classification(unseen=UNSEEN)
     path = federations.save(data, tmp_path / "data.safetensors")
     for of in (1, 2, 4):
-        parts = [share(data, number, of) for number in range(of)]
+        parts = [shard(data, number, of) for number in range(of)]
         together = np.sort(np.concatenate([part.positions for part in parts]))
         assert together.tolist() == list(range(len(data)))
         for number, part in enumerate(parts):
-            read = load_share(path, number, of)
+            read = load_shard(path, number, of)
             assert read.digest == part.digest == data.digest
             np.testing.assert_array_equal(read.positions, part.positions)
             assert read.own.digest == part.own.digest
@@ -124,9 +124,9 @@ def test_shares_divide_clients_and_examples(tmp_path):
                 data.names[position] for position in part.positions
             ]
     with pytest.raises(ValueError, match="4 clients train, and there are 5 processes"):
-        share(data, 0, 5)
-    with pytest.raises(ValueError, match="there is no share 2 of 2"):
-        share(data, 2, 2)
+        shard(data, 0, 5)
+    with pytest.raises(ValueError, match="there is no shard 2 of 2"):
+        shard(data, 2, 2)
 
 
 def test_a_client_with_most_examples_leaves_no_share_empty():
@@ -138,15 +138,15 @@ def test_a_client_with_most_examples_leaves_no_share_empty():
 
 def test_the_digest_of_own_clients_changes_with_them():
     data = classification()
-    plain = SharedData.of(Share(data))
-    assert plain.digest == SharedData.of(Share(classification())).digest
+    plain = ShardedData.of(FederationShard(data))
+    assert plain.digest == ShardedData.of(FederationShard(classification())).digest
     assert plain.names == data.names
     other = data.only(data.names[1:])
-    assert plain.digest != SharedData.of(Share(other)).digest
+    assert plain.digest != ShardedData.of(FederationShard(other)).digest
 
 
 def test_what_needs_all_rows_is_refused_before_training(tmp_path):
-    part = share(classification())
+    part = shard(classification())
     with pytest.raises(ValueError, match="keep_rows needs the rows of all clients"):
         trained(part, directory=tmp_path, keep_rows=True)
     assert not list(tmp_path.iterdir())
@@ -167,4 +167,4 @@ def test_what_needs_all_rows_is_refused_before_training(tmp_path):
 )
 def test_settings_for_one_process_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
-        trained(share(classification()), settings=settings)
+        trained(shard(classification()), settings=settings)

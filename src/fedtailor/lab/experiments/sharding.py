@@ -16,7 +16,7 @@ from fedtailor.engine.storage import InUse
 
 SECONDS_BETWEEN_LOOKS = 2.0
 
-SharedTask = Callable[[], "Iterable[SharedTask]"]
+ShardedTask = Callable[[], "Iterable[ShardedTask]"]
 """Trains a run, unless it is finished, and returns what follows from it.
 
 Raises `InUse` if another process trains the run.
@@ -51,7 +51,7 @@ class Shard:
             )
         return cls(number, count)
 
-    def order(self, tasks: Iterable[SharedTask]) -> list[SharedTask]:
+    def order(self, tasks: Iterable[ShardedTask]) -> list[ShardedTask]:
         """Its own tasks, and after them those of the others, the last of them first."""
         tasks = list(tasks)
         own = tasks[self.number - 1 :: self.count]
@@ -64,7 +64,7 @@ class Shard:
 
 
 def do_all(
-    tasks: Iterable[SharedTask], wait: Callable[[float], None] = time.sleep
+    tasks: Iterable[ShardedTask], wait: Callable[[float], None] = time.sleep
 ) -> None:
     """Do all tasks, and what follows from them, beside other processes.
 
@@ -73,7 +73,7 @@ def do_all(
     """
     left = deque(tasks)
     while left:
-        in_use: list[SharedTask] = []
+        in_use: list[ShardedTask] = []
         has_worked = False
         while left:
             task = left.popleft()

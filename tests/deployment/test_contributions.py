@@ -8,7 +8,7 @@ import pytest
 import fedtailor as ft
 from fedtailor.cli.main import main
 from fedtailor.deployment import contributions
-from fedtailor.deployment.contributions import who_gives
+from fedtailor.deployment.contributions import contributions_of
 from fedtailor.deployment.opening import open_run
 from fedtailor.engine.executors import Settings
 from fedtailor.lab.results.decision import decide
@@ -72,10 +72,10 @@ def test_a_comparison_is_explained_by_the_method_that_its_decision_speaks_of(
 
 def test_leaving_out_is_a_training_without(of_three):
     runs = [open_run(path) for path in of_three]
-    found = who_gives(runs)
-    assert [gift.client for gift in found.gifts] == ["large", "other", "small"]
+    found = contributions_of(runs)
+    assert [part.client for part in found.contributions] == ["large", "other", "small"]
     assert (found.seeds, found.trainings, found.metric) == (3, 9, "accuracy")
-    by_name = {gift.client: gift.others_lose for gift in found.gifts}
+    by_name = {part.client: part.others_lose for part in found.contributions}
     # By hand for one client: the others' accuracy with and without it.
     differences = []
     for run in runs:
@@ -96,24 +96,24 @@ def test_leaving_out_is_a_training_without(of_three):
 
 def test_shapley_values_add_up(of_three):
     run = open_run(of_three[0])
-    found = who_gives([run], shapley=True)
+    found = contributions_of([run], shapley=True)
     assert found.trainings == 6
-    total = sum(gift.shapley.estimate for gift in found.gifts)
+    total = sum(part.shapley.estimate for part in found.contributions)
     rows, nothing = run.test_rows
     means = [rows.filter(client=name)["correct"].mean() for name in run.names]
     base = nothing.filter(metric="accuracy", split="test")["value"].mean()
     assert total == pytest.approx(np.mean(means) - base, abs=1e-9)
-    for gift in found.gifts:
-        assert gift.shapley.low < gift.shapley.estimate < gift.shapley.high
+    for part in found.contributions:
+        assert part.shapley.low < part.shapley.estimate < part.shapley.high
 
 
 def test_the_command_says_it(of_three, capsys, tmp_path):
-    out = tmp_path / "gives.json"
-    assert main(["gives", *map(str, of_three[:1]), "--out", str(out)]) == 0
+    out = tmp_path / "contributions.json"
+    assert main(["contributions", *map(str, of_three[:1]), "--out", str(out)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "fedavg, 1 seed, 3 more trainings:"
     assert "points of accuracy" in lines[1]
-    assert len(json.loads(out.read_text())["gifts"]) == 3
+    assert len(json.loads(out.read_text())["contributions"]) == 3
 
 
 def test_errors(of_three, capsys, tmp_path):
@@ -125,7 +125,7 @@ def test_errors(of_three, capsys, tmp_path):
         ([first, "--method", "fedavg"], "--method is for the results of a comparison"),
         ([first, "--permutations", "0"], "permutations"),
     ):
-        assert main(["gives", *arguments]) == 2
+        assert main(["contributions", *arguments]) == 2
         error = capsys.readouterr().err
         assert problem in error
         assert "Traceback" not in error

@@ -1,13 +1,13 @@
-"""Which methods resist clients that lie, alone and with robust means?
+"""Which methods resist Byzantine clients, alone and with robust means?
 
 Twenty clients with made data: Gaussian classes that overlap, whose centres each client
 moves a little, and labels in Dirichlet shares; with 20 examples each, so that clients gain
-by sharing and would lose by one model for all. A fifth of them lie. For each method, rule
+by sharing and would lose by one model for all. A fifth of them is Byzantine. For each method, rule
 and attack: the mean test accuracy of the honest clients' personal models over seeds, with
 a 95 % interval over seeds, and for back doors the share of honest clients' marked examples
 that get the attacker's label. Results go to a CSV file, which a second call completes:
-measured/liars.csv by default, which has all of them; give `--out new.csv` to measure anew.
-`RECORD=1 python benchmarks/liars.py --write` makes the tables of docs/liars-measured.md,
+measured/byzantine.csv by default, which has all of them; give `--out new.csv` to measure anew.
+`RECORD=1 python benchmarks/byzantine.py --write` makes the tables of docs/byzantine-measured.md,
 which `python benchmarks/speed_tables.py --write` puts there.
 """
 
@@ -23,18 +23,18 @@ from rich.console import Console
 from rich.table import Table
 
 import fedtailor as ft
-from fedtailor.aggregation.pipelines import Lies, RobustMean
+from fedtailor.aggregation.pipelines import Byzantine, RobustMean
 from fedtailor.data.federation import (
     BackDoor,
     Federation,
     WrongLabels,
+    byzantine_clients,
     from_arrays,
-    liars_among,
 )
 from fedtailor.protocol import Pipeline
 from fedtailor.statistics.decision.intervals import student_interval
 
-FILE = MEASURED / "liars.csv"
+FILE = MEASURED / "byzantine.csv"
 CLIENTS, FEATURES, CLASSES = 20, 10, 4
 TRAIN, TEST = 20, 100
 SHARE = 0.2
@@ -73,13 +73,13 @@ RULES: dict[str, Pipeline] = {
 ATTACKS: dict[str, tuple[Any, Pipeline]] = {
     "none": (None, ()),
     "labels flipped (A1)": (WrongLabels(SHARE), ()),
-    "random models (A2)": (None, (Lies("random", SHARE, 1.0),)),
-    "model replacement (A3)": (WrongLabels(SHARE), (Lies("scale", SHARE, 10.0),)),
-    "sign flips": (None, (Lies("sign-flip", SHARE, 3.0),)),
-    "a little is enough": (None, (Lies("little-is-enough", SHARE),)),
-    "scaled back door": (DOOR, (Lies("scale", SHARE, 5.0),)),
-    "NaN": (None, (Lies("nan", SHARE),)),
-    "1e30": (None, (Lies("huge", SHARE),)),
+    "random models (A2)": (None, (Byzantine("random", SHARE, 1.0),)),
+    "model replacement (A3)": (WrongLabels(SHARE), (Byzantine("scale", SHARE, 10.0),)),
+    "sign flips": (None, (Byzantine("sign-flip", SHARE, 3.0),)),
+    "a little is enough": (None, (Byzantine("little-is-enough", SHARE),)),
+    "scaled back door": (DOOR, (Byzantine("scale", SHARE, 5.0),)),
+    "NaN": (None, (Byzantine("nan", SHARE),)),
+    "1e30": (None, (Byzantine("huge", SHARE),)),
 }
 
 
@@ -109,9 +109,9 @@ def measured(method: str, rule: str, attack: str, seed: int, rounds: int) -> lis
     attacker's label; chance where training diverged.
     """
     clean = made(seed)
-    poison, lies = ATTACKS[attack]
+    poison, attacks = ATTACKS[attack]
     federation = clean if poison is None else poison(clean, seed=seed)
-    honest = ~liars_among(clean.ids, SHARE, seed)
+    honest = ~byzantine_clients(clean.ids, SHARE, seed)
     opened = DOOR.opened(clean) if poison is DOOR else None
     try:
         done = ft.run(
@@ -120,7 +120,7 @@ def measured(method: str, rule: str, attack: str, seed: int, rounds: int) -> lis
             ft.models.mlp(16),
             rounds,
             seed=seed,
-            uplink=(*RULES[rule], *lies),
+            uplink=(*RULES[rule], *attacks),
             evaluate_every=rounds,
         )
     except ft.Diverged:
@@ -204,7 +204,7 @@ def change(results: Results, method: str, rule: str, attack: str) -> str:
 
 
 def write_tables(results: Results, command: str) -> None:
-    """The tables for docs/liars-measured.md, in benchmarks/measured."""
+    """The tables for docs/byzantine-measured.md, in benchmarks/measured."""
     alone = Table(
         "method", "no attack, %", *[name for name in ATTACKS if name != "none"]
     )
@@ -228,8 +228,8 @@ def write_tables(results: Results, command: str) -> None:
             door = of_seeds(results, method, rule, DOORS, column=1)
             ruled.add_row(method, rule, *changes, interval(door) if door else "")
     console = Console(width=240)
-    show(console, alone, "liars-alone", "jax", command=command)
-    show(console, ruled, "liars-rules", "jax", command=command)
+    show(console, alone, "byzantine-alone", "jax", command=command)
+    show(console, ruled, "byzantine-rules", "jax", command=command)
 
 
 def main() -> None:
@@ -243,9 +243,9 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="only write the tables")
     options = parser.parse_args()
     if options.out == FILE and options.rounds != parser.get_default("rounds"):
-        parser.error("measured/liars.csv has 40 rounds; give another file as --out")
+        parser.error("measured/byzantine.csv has 40 rounds; give another file as --out")
     if options.write:
-        write_tables(read(options.out), "python benchmarks/liars.py --out new.csv")
+        write_tables(read(options.out), "python benchmarks/byzantine.py --out new.csv")
         return
     print(machine("fedtailor", "jax"), f"{options.rounds} rounds", sep="\n")
 

@@ -1,4 +1,4 @@
-"""A process's share of a federation: the clients whose examples it holds, where several
+"""A process's shard of a federation: the clients whose examples it holds, where several
 processes train one federation together (`jax.distributed`).
 """
 
@@ -26,7 +26,7 @@ from fedtailor.protocol import PreprocessingFacts
 
 
 @dataclass(frozen=True, eq=False)
-class Share:
+class FederationShard:
     """The clients of a federation that one process trains.
 
     Give it to `fedtailor.run` in place of a federation, in every process. Each process
@@ -40,8 +40,8 @@ class Share:
             of the clients.
 
     Example:
-        >>> share = ft.federation.share(federation)
-        >>> len(share.own)  # a single process has all of them
+        >>> shard = ft.federation.shard(federation)
+        >>> len(shard.own)  # a single process has all of them
         20
     """
 
@@ -50,23 +50,23 @@ class Share:
     digest: str | None = None
 
 
-def share(
+def shard(
     federation: Federation, number: int | None = None, of: int | None = None
-) -> Share:
-    """The share of a process in a federation that is in memory.
+) -> FederationShard:
+    """The shard of a process in a federation that is in memory.
 
     Nothing of the other clients is kept, if the caller drops the federation.
 
     Args:
         federation: the federation of all clients.
-        number: which share, from 0; None = that of this process of `jax.distributed`.
-        of: the number of shares; None = that of the processes.
+        number: which shard, from 0; None = that of this process of `jax.distributed`.
+        of: the number of shards; None = that of the processes.
 
     Raises:
-        ValueError: there are fewer clients that train than shares.
+        ValueError: there are fewer clients that train than shards.
 
     Example:
-        >>> parts = [ft.federation.share(federation, number, of=4) for number in range(4)]
+        >>> parts = [ft.federation.shard(federation, number, of=4) for number in range(4)]
         >>> [len(part.own) for part in parts]
         [5, 5, 5, 5]
     """
@@ -74,29 +74,29 @@ def share(
     rows = np.sum(list(federation.sizes.values()), axis=0)
     positions = _positions(rows, federation.unseen, number, of)
     own = federation.only([federation.names[position] for position in positions])
-    return Share(own, positions, federation.digest)
+    return FederationShard(own, positions, federation.digest)
 
 
-def load_share(
+def load_shard(
     path: AnyPath, number: int | None = None, of: int | None = None
-) -> Share:
-    """The share of a process in a federation that `save` wrote.
+) -> FederationShard:
+    """The shard of a process in a federation that `save` wrote.
 
     Only the examples of its clients are read. So nothing checks that the others are as
     they were saved; `fedtailor check` does.
 
     Args:
         path: the file.
-        number: which share, from 0; None = that of this process of `jax.distributed`.
-        of: the number of shares; None = that of the processes.
+        number: which shard, from 0; None = that of this process of `jax.distributed`.
+        of: the number of shards; None = that of the processes.
 
     Raises:
         ValueError: the file is missing, cannot be read, is damaged or holds no
-            federation; or there are fewer clients that train than shares.
+            federation; or there are fewer clients that train than shards.
 
     Example:
         >>> path = ft.federation.save(federation, "digits.safetensors")
-        >>> len(ft.federation.load_share(path, 0, of=4).own.x)
+        >>> len(ft.federation.load_shard(path, 0, of=4).own.x)
         450
     """
     number, of = _number(number, of)
@@ -110,8 +110,8 @@ def load_share(
         ) from None
 
 
-def _load(path: Path, number: int, of: int) -> Share:
-    """`load_share` without error handling."""
+def _load(path: Path, number: int, of: int) -> FederationShard:
+    """`load_shard` without error handling."""
     file = TensorFile(path)
     fields = fields_of(path, file.texts)
     unseen = file["unseen"]
@@ -138,16 +138,16 @@ def _load(path: Path, number: int, of: int) -> Share:
         public=file.get("public"),
         **fields,
     )
-    return Share(federation, positions, file.texts["federation_digest"])
+    return FederationShard(federation, positions, file.texts["federation_digest"])
 
 
 def _number(number: int | None, of: int | None) -> tuple[int, int]:
-    """The number of a share and of all shares; by default those of `jax.distributed`."""
+    """The number of a shard and of all shards; by default those of `jax.distributed`."""
     number = jax.process_index() if number is None else number
     of = jax.process_count() if of is None else of
     require(
         of >= 1 and 0 <= number < of,
-        f"there is no share {number} of {of}; shares are counted from 0",
+        f"there is no shard {number} of {of}; shards are counted from 0",
     )
     return number, of
 
@@ -155,7 +155,7 @@ def _number(number: int | None, of: int | None) -> tuple[int, int]:
 def _positions(
     rows: NDArray[np.int64], unseen: NDArray[np.bool_], number: int, of: int
 ) -> NDArray[np.int64]:
-    """The positions of the clients of a share, ascending.
+    """The positions of the clients of a shard, ascending.
 
     Clients that train, and those that never do, are each cut into runs of about equally
     many rows.
@@ -163,8 +163,8 @@ def _positions(
     Args:
         rows: [m] the number of examples of each client.
         unseen: [m] whether it never trains.
-        number: which share.
-        of: the number of shares.
+        number: which shard.
+        of: the number of shards.
     """
     found = []
     for is_unseen in (False, True):
@@ -178,7 +178,7 @@ def _positions(
                 f"{len(clients)} clients train, and there are {of} processes; each"
                 " needs one: start fewer",
             )
-            # A client with very many examples may leave a share without a client.
+            # A client with very many examples may leave a shard without a client.
             if len(np.unique(owner)) < of:
                 owner = np.arange(len(clients)) * of // len(clients)
         found.append(clients[owner == number])
@@ -186,7 +186,7 @@ def _positions(
 
 
 @dataclass(frozen=True, eq=False)
-class SharedData:
+class ShardedData:
     """What each process knows about the clients of all processes (implements
     `fedtailor.protocol.DataFacts`).
 
@@ -217,27 +217,27 @@ class SharedData:
         return {"name": self.name, "clients": len(self.names), "digest": self.digest}
 
     def origin_in(self, directory: Path) -> None:
-        """Only the program that made the shares knows where the data are."""
+        """Only the program that made the shards knows where the data are."""
         return
 
     @classmethod
-    def of(cls, own_share: Share) -> "SharedData":
+    def of(cls, own_shard: FederationShard) -> "ShardedData":
         """Exchange what processes tell each other about their clients. All of them must
         call it.
 
         Raises:
-            ValueError: the shares do not fit together.
+            ValueError: the shards do not fit together.
         """
         told = [
-            json.loads(text) for text in gather_texts(json.dumps(_facts(own_share)))
+            json.loads(text) for text in gather_texts(json.dumps(_facts(own_shard)))
         ]
-        own = own_share.own
+        own = own_shard.own
         first = told[0]
         for number, other in enumerate(told):
             for key, what in _COMMON.items():
                 require(
                     other[key] == first[key],
-                    f"the shares do not fit together: {what} of process {number} is"
+                    f"the shards do not fit together: {what} of process {number} is"
                     f" {other[key]}, and that of process 0 is {first[key]}",
                 )
         counts = [len(one["names"]) for one in told]
@@ -250,7 +250,7 @@ class SharedData:
         names = tuple(names[place] for place in order)
         require(
             len(set(names)) == len(names),
-            "a client is in the shares of two processes; each client is trained by one",
+            "a client is in the shards of two processes; each client is trained by one",
         )
 
         def of_all(key: str) -> NDArray[Any]:
@@ -284,15 +284,15 @@ _COMMON = {
     "is_placed": "whether positions are given",
     "has_groups": "whether there are groups",
 }
-"""What must be equal in all shares, and how messages call it."""
+"""What must be equal in all shards, and how messages call it."""
 
 
-def _facts(own_share: Share) -> dict[str, Any]:
+def _facts(own_shard: FederationShard) -> dict[str, Any]:
     """What a process tells the others about its clients."""
-    own = own_share.own
+    own = own_shard.own
     preprocessing = own.preprocessing
     digests = None
-    if own_share.digest is None:
+    if own_shard.digest is None:
         digests = [_client_digest(own, index) for index in range(len(own))]
     return {
         "common": {
@@ -306,11 +306,11 @@ def _facts(own_share: Share) -> dict[str, Any]:
             "targets": [list(own.y.shape[1:]), str(own.y.dtype)],
             "preprocessing": None if preprocessing is None else preprocessing.to_json(),
         },
-        "digest": own_share.digest,
+        "digest": own_shard.digest,
         "digests": digests,
-        "is_placed": own_share.positions is not None,
+        "is_placed": own_shard.positions is not None,
         "positions": (
-            None if own_share.positions is None else own_share.positions.tolist()
+            None if own_shard.positions is None else own_shard.positions.tolist()
         ),
         "has_groups": own.groups is not None,
         "groups": None if own.groups is None else own.groups.tolist(),

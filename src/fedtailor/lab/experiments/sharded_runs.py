@@ -1,4 +1,4 @@
-"""The runs of a comparison, as tasks that several processes share (`sharing`)."""
+"""The runs of a comparison, as tasks that several processes share (`sharding`)."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,11 +8,11 @@ from fedtailor.lab.experiments.choosing import Choosing
 from fedtailor.lab.experiments.compared_runs import ComparedRuns
 from fedtailor.lab.experiments.experiment import Candidate, ComparedMethod
 from fedtailor.lab.experiments.index_entries import IndexEntries
-from fedtailor.lab.experiments.sharing import SharedTask
+from fedtailor.lab.experiments.sharding import ShardedTask
 
 
 @dataclass
-class SharedRuns:
+class ShardedRuns:
     """Makes the tasks.
 
     Attributes:
@@ -21,7 +21,7 @@ class SharedRuns:
 
     runs: ComparedRuns
 
-    def tasks(self) -> Iterator[SharedTask]:
+    def tasks(self) -> Iterator[ShardedTask]:
         """The runs that processes share: all candidates of a method on the first seed,
         from which the one for the other seeds is chosen.
         """
@@ -49,7 +49,7 @@ class SharedRuns:
         candidate: Candidate,
         seed: int,
         done: list[Candidate],
-    ) -> list[SharedTask]:
+    ) -> list[ShardedTask]:
         """Train one candidate; after the last of a method, the task is to choose."""
         self.runs.train(method, candidate, seed)
         done.append(candidate)
@@ -57,7 +57,7 @@ class SharedRuns:
             return []
         return [partial(self._choose_shared, method, seed)]
 
-    def _choose_shared(self, method: ComparedMethod, seed: int) -> list[SharedTask]:
+    def _choose_shared(self, method: ComparedMethod, seed: int) -> list[ShardedTask]:
         """Choose among candidates whose runs are finished, or bracket them."""
         # The entries are left aside: the comparison makes this choice once more, with
         # all runs finished.
@@ -69,6 +69,6 @@ class SharedRuns:
 
     def _train_alone(
         self, method: ComparedMethod, candidate: Candidate, seed: int
-    ) -> list[SharedTask]:
+    ) -> list[ShardedTask]:
         self.runs.train(method, candidate, seed)
         return []

@@ -7,15 +7,15 @@ import polars as pl
 import pytest
 
 from fedtailor.statistics.decision import client_gains, hurt_clients, mean_gains
-from fedtailor.statistics.decision.gains import find_score
-from fedtailor.statistics.decision.paired import PairedRows
-from fedtailor.statistics.decision.shares import (
+from fedtailor.statistics.decision.contributions import (
     _mean_gain,
     coalitions,
     mean_interval,
     sampled_shapley_values,
     shapley_values,
 )
+from fedtailor.statistics.decision.gains import find_score
+from fedtailor.statistics.decision.paired import PairedRows
 
 
 def test_coalitions_are_all_subsets():

@@ -15,7 +15,7 @@ from fedtailor.engine.storage import InUse
 from fedtailor.engine.storage.run_files import METRICS
 from fedtailor.lab.experiments.compare import Comparison
 from fedtailor.lab.experiments.experiment import load_experiment
-from fedtailor.lab.experiments.sharing import Shard, do_all
+from fedtailor.lab.experiments.sharding import Shard, do_all
 from lab.experiments.comparisons import FILE
 
 

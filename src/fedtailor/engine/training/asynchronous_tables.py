@@ -9,7 +9,7 @@ from typing import Any
 from fedtailor._base.choice import require
 from fedtailor._base.files import reason
 from fedtailor.aggregation.accounting import Wireless
-from fedtailor.engine.training.late import RELIABLE, LateClients
+from fedtailor.engine.training.asynchronous import RELIABLE, LateClients
 from fedtailor.protocol.plain import ConfigError, KeyPath, check_choice_at, parse
 
 CLOCK = tuple(field.name for field in fields(Wireless) if field.name != "uplink")

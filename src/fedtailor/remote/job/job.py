@@ -435,14 +435,14 @@ def _late(training: _Training) -> LateClients | None:
         ConfigError: a setting is unknown or has a wrong value, or is of simulations only.
     """
     place = ("training", "late")
-    for name in training.asynchronous or {}:
+    for name in training.late or {}:
         if name in (*CLOCK, "slowness"):
             raise ConfigError(
                 (*place, name),
                 f"{name} is of the simulated clock, and over machines clients take as long"
                 " as they take; leave it out",
             )
-    return late_of_table(training.asynchronous, place)
+    return late_of_table(training.late, place)
 
 
 def _table(

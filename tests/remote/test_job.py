@@ -133,8 +133,8 @@ def test_hyperparameters_are_read(tmp_path):
         ),
         (
             "uplink = []",
-            'uplink = [{ use = "lies" }]',
-            "line 36: lies are for simulations; leave them out of a job",
+            'uplink = [{ use = "byzantine" }]',
+            "line 36: Byzantine clients are for simulations; leave them out of a job",
         ),
         (
             "uplink = []",

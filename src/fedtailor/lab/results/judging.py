@@ -24,7 +24,7 @@ from fedtailor.lab.results.verdict_text import (
     subject_of,
     untrained_warnings,
 )
-from fedtailor.lab.results.words import use_of
+from fedtailor.lab.results.words import WORDS, use_of
 from fedtailor.statistics.decision import (
     Hurt,
     Recommendation,
@@ -127,16 +127,12 @@ def _simplest_first(runs: RunsByMethod) -> list[str]:
         ]
         # What a round sends, as a training may by chance take fewer rounds.
         size = float(np.mean(sent))
-        kinds = list(_KINDS)
+        kinds = list(WORDS)
         method = runs[label][0].method
         kind = kinds.index(method) if method in kinds else len(kinds)
         return (0.0 if size == 0 else 1.0, kind, round(size))
 
     return sorted(runs, key=key)
-
-
-_KINDS = ("local", "fedavg", "finetune", "mr-mtl", "ditto", "self-fl", "ucfl")
-"""Methods from the simplest on; other ones are less simple than these."""
 
 
 def _clients(

@@ -34,7 +34,7 @@ from fedtailor.engine.training import (
     Sampling,
     as_participation,
 )
-from fedtailor.engine.training.late_tables import CLOCK, late_of_table
+from fedtailor.engine.training.asynchronous_tables import CLOCK, late_of_table
 from fedtailor.models import Architecture
 from fedtailor.models.metrics import find_metric
 from fedtailor.models.plain import architecture_of
@@ -408,8 +408,8 @@ def _spec(content: Mapping[str, Any], training: _Training) -> RunSpec:
     transforms = uplink_of_tables(uplink, ("privacy", "uplink"))
     with _errors_at("privacy", "uplink"):
         require(
-            not any(transform.stage == "lies" for transform in transforms),
-            "lies are for simulations; leave them out of a job",
+            not any(transform.stage == "byzantine" for transform in transforms),
+            "Byzantine clients are for simulations; leave them out of a job",
         )
     model = _model(content["model"])
     late = _late(training)

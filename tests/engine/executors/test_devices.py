@@ -1,5 +1,6 @@
 """Where examples lie, and how many clients a device trains at once."""
 
+import time
 from types import SimpleNamespace
 
 import jax
@@ -90,3 +91,17 @@ def test_what_does_not_fit_is_told_before_anything_is_trained(monkeypatch):
     with pytest.raises(ValueError, match=message):
         run(Ditto(sgd=TRAINED), clients, network, rounds=1)
     run(Ditto(sgd=TRAINED), clients, lora(network, rank=1), rounds=1)
+
+
+def test_a_slow_compilation_is_named_once(monkeypatch, caplog):
+    compiled = devices.map_clients
+
+    def slow(*arguments):
+        time.sleep(0.1)
+        return compiled(*arguments)
+
+    monkeypatch.setattr(devices, "map_clients", slow)
+    monkeypatch.setattr(devices, "SLOW_SECONDS", 0.001)
+    train(Ditto(sgd=TRAINED), classification(), softmax_model("float32"), 2)
+    (line,) = caplog.messages
+    assert line.startswith("fedtailor: compiling a round of training for ")

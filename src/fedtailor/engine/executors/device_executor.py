@@ -230,6 +230,20 @@ class DeviceExecutor:
         """What an exchange would need of the memory. Nothing is compiled or trained. If its
         clients have different networks, it is that of those that need most.
         """
+        if self._begins_in_parts(exchange):
+            request = self._request_of_part(exchange, self._parts_by_work(exchange)[0])
+            sums = self._sums(request, exchange)
+            if sums is not None:
+                memory = self.devices.plan(replace(request, sums=sums))
+                # New states wait in memory, or in the file.
+                each = memory.states // (2 * memory.clients)
+                in_memory = not isinstance(self.states, FileStates)
+                waiting = len(exchange.cohort) * each if in_memory else 0
+                return replace(
+                    memory,
+                    clients=len(exchange.cohort),
+                    states=memory.states + waiting,
+                )
         plans = [
             self.devices.plan(self.in_sums(request))
             for request in self.requests(exchange)
@@ -292,6 +306,27 @@ class DeviceExecutor:
         """The number of clients of such a part: equally many on each device."""
         return self.shards * max(self.states.part_clients // self.shards, 1)
 
+    def _parts_by_work(self, exchange: Exchange) -> list[NDArray[np.int64]]:
+        """The positions in the cohort of the clients of each part, which have about equal
+        work, for the sake of the devices.
+        """
+        size = self._part_rows
+        by_work = np.argsort(-exchange.cohort.sizes, kind="stable")
+        return [
+            np.sort(by_work[first : first + size])
+            for first in range(0, len(by_work), size)
+        ]
+
+    def _request_of_part(
+        self, exchange: Exchange, part: NDArray[np.int64]
+    ) -> ExchangeRequest:
+        """A request for a part of the cohort. All parts have as many rows, and share a
+        program.
+        """
+        selected = select_clients(exchange, part)
+        cohort = replace(selected.cohort, capacity=self._part_rows)
+        return self._request(replace(selected, cohort=cohort), self.model)
+
     def _exchange_in_parts(self, exchange: Exchange) -> Answers | None:
         """Run a round for one part of the cohort after another, and add up what all of them
         send. While a part trains, the states of the next one are read.
@@ -299,22 +334,13 @@ class DeviceExecutor:
         Returns:
             The answers; None if the server needs more than sums.
         """
-        size = self._part_rows
-        # The clients of a part have about equal work, for the sake of the devices.
-        by_work = np.argsort(-exchange.cohort.sizes, kind="stable")
-        parts = [
-            np.sort(by_work[first : first + size])
-            for first in range(0, len(by_work), size)
-        ]
+        parts = self._parts_by_work(exchange)
         sums: Sums | None = None
         totals: tuple[Array, ...] = ()
         done: list[tuple[NDArray[np.int64], ExchangeRequest, Outputs]] = []
         states: list[tuple[NDArray[np.int64], Any]] = []
         for part in parts:
-            selected = select_clients(exchange, part)
-            # All parts have as many rows, and share a program.
-            cohort = replace(selected.cohort, capacity=size)
-            request = self._request(replace(selected, cohort=cohort), self.model)
+            request = self._request_of_part(exchange, part)
             if sums is None:
                 sums = self._sums(request, exchange)
                 if sums is None:

@@ -2,8 +2,11 @@
 the clients of exchanges. (`map_clients.py` explains the rows of a program.)
 """
 
+import logging
 import math
-from collections.abc import Hashable, Sequence
+import threading
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
@@ -30,7 +33,7 @@ from fedtailor.engine.executors.map_clients import (
     Program,
     SharedInputs,
     map_clients,
-    run_client,
+    one_client,
 )
 from fedtailor.engine.executors.packing import PackedInputs
 from fedtailor.engine.executors.round_memory import STEP_VECTORS, RoundMemory, gib
@@ -38,6 +41,8 @@ from fedtailor.engine.executors.settings import Settings
 from fedtailor.models import Model
 from fedtailor.models.frozen_arrays import FrozenArrays
 from fedtailor.protocol import NOT_SENT, Algorithm, ClientState, Exchange
+
+_log = logging.getLogger("fedtailor")
 
 MEMORY_SHARE = 0.9
 """The fraction of the free memory that a program may use."""
@@ -47,6 +52,8 @@ UNPLANNED_CHUNK = 32
 """The chunk on accelerators that do not report their memory."""
 
 
+SLOW_SECONDS = 30.0
+"""After this long it is said what is being compiled."""
 ACTIVITIES = {"client": "a round of training", "evaluate": "an evaluation"}
 
 
@@ -177,6 +184,7 @@ class Devices:
         self._messages: dict[Hashable, tuple[Any, dict[str, Any]]] = {}
         self.chunks: dict[Hashable, int] = {}
         self._fitting: set[tuple[Program, int]] = set()
+        self._compiled: set[tuple[Program, int]] = set()
         self._counts_memory = free_memory(self.mesh.local_devices) < math.inf
 
     def _on_all(self, values: NDArray[Any]) -> Array:
@@ -203,7 +211,8 @@ class Devices:
         program, shared, clients = self._call(requests)
         program = program._replace(chunk=self._chunk(program, shared, clients))
         self._require_memory(program, shared, clients)
-        outputs = map_clients(program, shared, clients)
+        with self._said_if_slow(program, len(clients.packed.numbers)):
+            outputs = map_clients(program, shared, clients)
         sums = outputs.pop("sums", None)
         parts = [outputs]
         if len(requests) > 1:
@@ -220,6 +229,26 @@ class Devices:
                 of_request.append(block if len(requests) > 1 else total)
             part["sums"] = tuple(of_request)
         return parts
+
+    @contextmanager
+    def _said_if_slow(self, program: Program, rows: int) -> Iterator[None]:
+        """Say what is being compiled, if it takes long, in the first call of a program."""
+        if (program, rows) in self._compiled:
+            yield
+            return
+        self._compiled.add((program, rows))
+        what = ACTIVITIES.get(program.task, program.task)
+        line = (
+            f"fedtailor: compiling {what} for {rows} clients with"
+            f" {program.model.size:,} parameters; this is done once"
+        )
+        timer = threading.Timer(SLOW_SECONDS, _log.warning, (line,))
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     def messages(self, request: ExchangeRequest) -> dict[str, jax.ShapeDtypeStruct]:
         """The shape and type of what each client of a request will send, by kind."""
@@ -242,8 +271,7 @@ class Devices:
                 lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf)[1:], leaf.dtype),
                 clients,
             )
-            run = partial(run_client, program.task, program.model, mode=program.mode)
-            outputs = jax.eval_shape(run, shared, one)
+            outputs = one_client.eval_shape(program, shared, one)
             # The sources are kept, so that no other objects get their identities.
             self._messages[key] = sources, outputs.get("update", {})
         return self._messages[key][1]

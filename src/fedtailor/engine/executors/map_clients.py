@@ -181,14 +181,7 @@ def map_clients(
         shared: SharedInputs, clients: ClientInputs
     ) -> tuple[Outputs, tuple[Array, ...]]:
         """Run the clients of one device, and add up what those of all devices send."""
-        run = partial(
-            run_client,
-            program.task,
-            program.model,
-            shared,
-            metrics=program.metrics,
-            mode=program.mode,
-        )
+        run = partial(_run_client_of, program, shared)
         # One client at a time is a plain loop: under vmap, matrix products become
         # batched ones, which are slower even for a batch of one.
         if program.sums is None:
@@ -199,6 +192,26 @@ def map_clients(
 
     outputs, sums = map_shard(shared, clients)
     return outputs if program.sums is None else {**outputs, "sums": sums}
+
+
+def _run_client_of(
+    program: Program, shared: SharedInputs, client: ClientInputs
+) -> Outputs:
+    """`run_client` of a program's client."""
+    return run_client(
+        program.task,
+        program.model,
+        shared,
+        client,
+        metrics=program.metrics,
+        mode=program.mode,
+    )
+
+
+one_client = jax.jit(_run_client_of, static_argnames="program")
+"""The same, for the shapes of its outputs, which JAX remembers for all runs of a process. It
+is never compiled.
+"""
 
 
 def _map_and_add(

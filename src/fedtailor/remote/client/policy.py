@@ -283,7 +283,7 @@ def read_policy(kit: Path) -> Policy:
     """
     if not (kit / POLICY).exists():
         return Policy()
-    document = read_document(kit / POLICY)
+    document = read_document(kit / POLICY, alone=True)
     try:
         return parse(Policy, document.content, what="entry")
     except ConfigError as error:

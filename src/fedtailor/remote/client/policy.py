@@ -235,7 +235,7 @@ class Policy:
             "updates": [
                 f"seen in sums over {self.least_clients} clients or more, {own}",
                 *(
-                    ["(this job sends its own sums of losses)"]
+                    ["(this job also sends its own sums of losses)"]
                     * job.spec.privacy.evaluate
                 ),
             ],

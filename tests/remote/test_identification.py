@@ -192,7 +192,7 @@ def describer(tmp_path):
 
 
 def preprocess(table, pooled):
-    """What a client sends for federated preprocessing with `decorrelate = true`."""
+    """What a client sends for federated preprocessing with `keep_correlated = false`."""
     found = client_table(table)
     train = np.arange(len(found.y))
     return [

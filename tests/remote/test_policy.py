@@ -101,7 +101,11 @@ def test_without_a_file_the_defaults_are_safe(tmp_path):
             "would answer a probe openly",
         ),
         (Policy(), {"preprocessing": "federated"}, "federated_statistics is false"),
-        (Policy(), {"evaluate": "true"}, "measurements is false"),
+        (
+            Policy(),
+            {"evaluate": "true"},
+            "(measurements is false, secure_aggregation_only is true)",
+        ),
         (
             Policy(measurements=True),
             {"evaluate": "true"},

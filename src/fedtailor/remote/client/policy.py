@@ -140,7 +140,9 @@ class Policy:
             yield from self._reasons_against_trees(job.boosting.settings.trees)
         if job.spec.privacy.evaluate:
             against = ["measurements is false"] * (not self.measurements)
-            against += ["secure_aggregation_only is true"] * self.secure_aggregation_only
+            against += [
+                "secure_aggregation_only is true"
+            ] * self.secure_aggregation_only
             if against:
                 yield (
                     "this client's own sums of losses would be sent"

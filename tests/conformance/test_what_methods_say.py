@@ -61,8 +61,13 @@ def test_what_travels_is_kept_and_seen(name, monkeypatch):
         frame = training.ledger.frame().filter(
             (pl.col("phase") == "round") & (pl.col("round") == 1)
         )
+        up = int(frame.filter(pl.col("direction") == "up")["bytes_unicast"].sum())
         if about.server_sees == "nothing":
-            assert frame.filter(pl.col("direction") == "up")["bytes_unicast"].sum() == 0
+            assert up == 0
+        # A machine says before it trains how many numbers it sends (a few are no vector).
+        # None has public inputs.
+        most = algorithm.vectors_per_round * model.size + 8
+        assert name == "fedmd" or up <= 8 * most * len(training.population.names)
         if name in TRAFFIC:
             assert traffic(frame) == TRAFFIC[name]
             assert about.models_received == travelling(frame, mean_size(training))

@@ -75,6 +75,7 @@ EXAMPLES: dict[str, Algorithm] = {
     "heterofl": ft.HeteroFL(sgd=TRAINED),
     "fedmd": ft.FedMD(sgd=TRAINED, digest_lr=0.1),
     "fedfew": ft.FedFew(sgd=TRAINED, models=2, mu=0.5),
+    "fedlc": ft.FedLC(sgd=TRAINED),
 }
 
 FOR_ONE: dict[str, Algorithm] = {
@@ -344,6 +345,7 @@ TRAFFIC: dict[str, tuple[float, ...]] = {
     "heterofl": (1, 1, 1, 0, 0),
     "fedmd": (0, 0, 0, 0, 0),
     "fedfew": (2, 2, 2, 0, 2),
+    "fedlc": (1, 1, 1, 0, 0),
 }
 """In a round with two groups, streams or models: (streams down, models a client
 receives, models it sends, scalars it receives, scalars it sends)."""

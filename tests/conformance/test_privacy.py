@@ -39,6 +39,7 @@ AVERAGING = {
     "fedbabu",
     "fedbn",
     "feddpa",
+    "fedlc",
     "fedper",
     "fedprox",
     "fedrep",

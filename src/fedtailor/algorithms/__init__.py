@@ -25,6 +25,7 @@ from fedtailor.algorithms.fedem import FedEM
 from fedtailor.algorithms.fedfew import FedFew
 from fedtailor.algorithms.fedfomo import FedFomo
 from fedtailor.algorithms.fedgh import FedGH
+from fedtailor.algorithms.fedlc import FedLC
 from fedtailor.algorithms.fedmd import FedMD
 from fedtailor.algorithms.fedopt import FedAdagrad, FedAdam, FedYogi
 from fedtailor.algorithms.fedper import FedPer
@@ -87,6 +88,7 @@ __all__ = [
     "FedFew",
     "FedFomo",
     "FedGH",
+    "FedLC",
     "FedMD",
     "FedPer",
     "FedProto",

@@ -76,6 +76,7 @@ EXAMPLES: dict[str, Algorithm] = {
     "fedmd": ft.FedMD(sgd=TRAINED, digest_lr=0.1),
     "fedfew": ft.FedFew(sgd=TRAINED, models=2, mu=0.5),
     "fedlc": ft.FedLC(sgd=TRAINED),
+    "ccvr": ft.CCVR(sgd=TRAINED, draws=20, server_lr=0.1),
 }
 
 FOR_ONE: dict[str, Algorithm] = {
@@ -275,6 +276,9 @@ OPT_OUTS: dict[tuple[str, str], str] = {
         "enrolment",
         "dapper",
     ): "every client holds out samples, and is sent examples, at random",
+    ("loss scale", "ccvr"): (
+        "the rate of the server's steps does not scale with the loss"
+    ),
 }
 """(property, method) -> why the method need not have it."""
 
@@ -346,6 +350,7 @@ TRAFFIC: dict[str, tuple[float, ...]] = {
     "fedmd": (0, 0, 0, 0, 0),
     "fedfew": (2, 2, 2, 0, 2),
     "fedlc": (1, 1, 1, 0, 0),
+    "ccvr": (1, 1, 1, 0, 0),
 }
 """In a round with two groups, streams or models: (streams down, models a client
 receives, models it sends, scalars it receives, scalars it sends)."""

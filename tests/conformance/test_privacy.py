@@ -89,6 +89,7 @@ PROBING = {"feddbe", "pacfl", "ucfl", "ucfl-parallel"}
 HANDING_OUT_EXAMPLES = {"dapper"}
 MORE_IS_SENT = {
     "afl",
+    "ccvr",
     "fedfew",
     "fedfomo",
     "fedgh",
@@ -100,7 +101,7 @@ MORE_IS_SENT = {
     "scaffold",
     "self-fl",
 }
-FEATURES = {"fedgh", "fedproto", "fedtgp"}
+FEATURES = {"ccvr", "fedgh", "fedproto", "fedtgp"}
 """Whose clients send mean features, which private steps do not cover."""
 
 

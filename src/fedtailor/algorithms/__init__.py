@@ -7,6 +7,7 @@ imports above it are for type checkers and editors.
 from fedtailor._base.entry_points import import_modules
 from fedtailor.algorithms.afl import AFL
 from fedtailor.algorithms.apfl import APFL
+from fedtailor.algorithms.ccvr import CCVR
 from fedtailor.algorithms.cfl import CFL
 from fedtailor.algorithms.cgpfl import CGPFL
 from fedtailor.algorithms.cgpfl_heur import CGPFLHeur
@@ -60,6 +61,7 @@ from fedtailor.algorithms.ucfl_parallel import UCFLParallel
 __all__ = [
     "AFL",
     "APFL",
+    "CCVR",
     "CFL",
     "CGPFL",
     "DAPPER",

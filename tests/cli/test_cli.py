@@ -56,6 +56,7 @@ NAMES = {
         "fedtgp",
         "heterofl",
         "fedmd",
+        "fedas",
         "ccvr",
         "fedlc",
         "fedfew",

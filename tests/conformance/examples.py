@@ -77,6 +77,7 @@ EXAMPLES: dict[str, Algorithm] = {
     "fedfew": ft.FedFew(sgd=TRAINED, models=2, mu=0.5),
     "fedlc": ft.FedLC(sgd=TRAINED),
     "ccvr": ft.CCVR(sgd=TRAINED, draws=20, server_lr=0.1),
+    "fedas": ft.FedAS(sgd=TRAINED, align=PLAIN, part="bias"),
 }
 
 FOR_ONE: dict[str, Algorithm] = {
@@ -279,6 +280,12 @@ OPT_OUTS: dict[tuple[str, str], str] = {
     ("loss scale", "ccvr"): (
         "the rate of the server's steps does not scale with the loss"
     ),
+    ("enrolment", "fedas"): (
+        "client i's model has a history; a newcomer's starts from the shared body"
+    ),
+    ("loss scale", "fedas"): (
+        "the distance of features does not scale with the loss (unless the rate of align does)"
+    ),
 }
 """(property, method) -> why the method need not have it."""
 
@@ -351,6 +358,7 @@ TRAFFIC: dict[str, tuple[float, ...]] = {
     "fedfew": (2, 2, 2, 0, 2),
     "fedlc": (1, 1, 1, 0, 0),
     "ccvr": (1, 1, 1, 0, 0),
+    "fedas": (1, 1, 1, 0, 1),
 }
 """In a round with two groups, streams or models: (streams down, models a client
 receives, models it sends, scalars it receives, scalars it sends)."""

@@ -90,6 +90,7 @@ HANDING_OUT_EXAMPLES = {"dapper"}
 MORE_IS_SENT = {
     "afl",
     "ccvr",
+    "fedas",
     "fedfew",
     "fedfomo",
     "fedgh",

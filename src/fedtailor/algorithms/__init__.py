@@ -15,6 +15,7 @@ from fedtailor.algorithms.dapper import DAPPER
 from fedtailor.algorithms.ditto import Ditto
 from fedtailor.algorithms.fedala import FedALA
 from fedtailor.algorithms.fedamp import FedAMP
+from fedtailor.algorithms.fedas import FedAS
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.fedavgm import FedAvgM
 from fedtailor.algorithms.fedbabu import FedBABU
@@ -77,6 +78,7 @@ __all__ = [
     "Ditto",
     "FedALA",
     "FedAMP",
+    "FedAS",
     "FedAdagrad",
     "FedAdam",
     "FedAvg",

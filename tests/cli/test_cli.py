@@ -56,6 +56,7 @@ NAMES = {
         "fedtgp",
         "heterofl",
         "fedmd",
+        "fedpac",
         "fedas",
         "ccvr",
         "fedlc",

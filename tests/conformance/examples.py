@@ -78,6 +78,7 @@ EXAMPLES: dict[str, Algorithm] = {
     "fedlc": ft.FedLC(sgd=TRAINED),
     "ccvr": ft.CCVR(sgd=TRAINED, draws=20, server_lr=0.1),
     "fedas": ft.FedAS(sgd=TRAINED, align=PLAIN, part="bias"),
+    "fedpac": ft.FedPAC(sgd=TRAINED, head=PLAIN, part="bias"),
 }
 
 FOR_ONE: dict[str, Algorithm] = {
@@ -286,6 +287,10 @@ OPT_OUTS: dict[tuple[str, str], str] = {
     ("loss scale", "fedas"): (
         "the distance of features does not scale with the loss (unless the rate of align does)"
     ),
+    ("enrolment", "fedpac"): ("as fedper"),
+    ("loss scale", "fedpac"): (
+        "the pull to mean features does not scale with the loss (unless lam does)"
+    ),
 }
 """(property, method) -> why the method need not have it."""
 
@@ -359,6 +364,7 @@ TRAFFIC: dict[str, tuple[float, ...]] = {
     "fedlc": (1, 1, 1, 0, 0),
     "ccvr": (1, 1, 1, 0, 0),
     "fedas": (1, 1, 1, 0, 1),
+    "fedpac": (1, 1, 1, 0, 1),
 }
 """In a round with two groups, streams or models: (streams down, models a client
 receives, models it sends, scalars it receives, scalars it sends)."""

@@ -95,6 +95,7 @@ MORE_IS_SENT = {
     "fedfomo",
     "fedgh",
     "fedmd",
+    "fedpac",
     "fedproto",
     "fedtgp",
     "hypcluster",
@@ -102,7 +103,7 @@ MORE_IS_SENT = {
     "scaffold",
     "self-fl",
 }
-FEATURES = {"ccvr", "fedgh", "fedproto", "fedtgp"}
+FEATURES = {"fedpac", "ccvr", "fedgh", "fedproto", "fedtgp"}
 """Whose clients send mean features, which private steps do not cover."""
 
 

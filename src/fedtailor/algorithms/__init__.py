@@ -30,6 +30,7 @@ from fedtailor.algorithms.fedgh import FedGH
 from fedtailor.algorithms.fedlc import FedLC
 from fedtailor.algorithms.fedmd import FedMD
 from fedtailor.algorithms.fedopt import FedAdagrad, FedAdam, FedYogi
+from fedtailor.algorithms.fedpac import FedPAC
 from fedtailor.algorithms.fedper import FedPer
 from fedtailor.algorithms.fedproto import FedProto
 from fedtailor.algorithms.fedprox import FedProx
@@ -94,6 +95,7 @@ __all__ = [
     "FedGH",
     "FedLC",
     "FedMD",
+    "FedPAC",
     "FedPer",
     "FedProto",
     "FedProx",

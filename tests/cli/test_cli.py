@@ -56,6 +56,7 @@ NAMES = {
         "fedtgp",
         "heterofl",
         "fedmd",
+        "fedex-lora",
         "fedpac",
         "fedas",
         "ccvr",

@@ -79,6 +79,7 @@ EXAMPLES: dict[str, Algorithm] = {
     "ccvr": ft.CCVR(sgd=TRAINED, draws=20, server_lr=0.1),
     "fedas": ft.FedAS(sgd=TRAINED, align=PLAIN, part="bias"),
     "fedpac": ft.FedPAC(sgd=TRAINED, head=PLAIN, part="bias"),
+    "fedex-lora": ft.FedExLoRA(sgd=TRAINED),
 }
 
 FOR_ONE: dict[str, Algorithm] = {
@@ -365,6 +366,7 @@ TRAFFIC: dict[str, tuple[float, ...]] = {
     "ccvr": (1, 1, 1, 0, 0),
     "fedas": (1, 1, 1, 0, 1),
     "fedpac": (1, 1, 1, 0, 1),
+    "fedex-lora": (1, 1, 1, 0, 0),
 }
 """In a round with two groups, streams or models: (streams down, models a client
 receives, models it sends, scalars it receives, scalars it sends)."""

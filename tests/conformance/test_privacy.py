@@ -66,6 +66,7 @@ ONLY_TRAIN = {
     "fedbn",
     "feddpa",
     "feddyn",
+    "fedex-lora",
     "fedmd",
     "fedper",
     "fedprox",

@@ -24,6 +24,7 @@ from fedtailor.algorithms.feddbe import FedDBE
 from fedtailor.algorithms.feddpa import FedDPA
 from fedtailor.algorithms.feddyn import FedDyn
 from fedtailor.algorithms.fedem import FedEM
+from fedtailor.algorithms.fedex_lora import FedExLoRA
 from fedtailor.algorithms.fedfew import FedFew
 from fedtailor.algorithms.fedfomo import FedFomo
 from fedtailor.algorithms.fedgh import FedGH
@@ -90,6 +91,7 @@ __all__ = [
     "FedDPA",
     "FedDyn",
     "FedEM",
+    "FedExLoRA",
     "FedFew",
     "FedFomo",
     "FedGH",

@@ -56,6 +56,7 @@ NAMES = {
         "fedtgp",
         "heterofl",
         "fedmd",
+        "hetlora",
         "fedex-lora",
         "fedpac",
         "fedas",

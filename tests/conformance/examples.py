@@ -80,6 +80,7 @@ EXAMPLES: dict[str, Algorithm] = {
     "fedas": ft.FedAS(sgd=TRAINED, align=PLAIN, part="bias"),
     "fedpac": ft.FedPAC(sgd=TRAINED, head=PLAIN, part="bias"),
     "fedex-lora": ft.FedExLoRA(sgd=TRAINED),
+    "hetlora": ft.HetLoRA(sgd=TRAINED),
 }
 
 FOR_ONE: dict[str, Algorithm] = {
@@ -292,6 +293,9 @@ OPT_OUTS: dict[tuple[str, str], str] = {
     ("loss scale", "fedpac"): (
         "the pull to mean features does not scale with the loss (unless lam does)"
     ),
+    ("loss scale", "hetlora"): (
+        "the penalty of the rank does not scale with the loss (unless lam does)"
+    ),
 }
 """(property, method) -> why the method need not have it."""
 
@@ -367,6 +371,7 @@ TRAFFIC: dict[str, tuple[float, ...]] = {
     "fedas": (1, 1, 1, 0, 1),
     "fedpac": (1, 1, 1, 0, 1),
     "fedex-lora": (1, 1, 1, 0, 0),
+    "hetlora": (1, 1, 1, 1, 1),
 }
 """In a round with two groups, streams or models: (streams down, models a client
 receives, models it sends, scalars it receives, scalars it sends)."""

@@ -41,6 +41,7 @@ from fedtailor.algorithms.fedtgp import FedTGP
 from fedtailor.algorithms.finetune import FineTune
 from fedtailor.algorithms.flexlora import FlexLoRA
 from fedtailor.algorithms.heterofl import HeteroFL
+from fedtailor.algorithms.hetlora import HetLoRA
 from fedtailor.algorithms.hypcluster import HypCluster
 from fedtailor.algorithms.ifca import IFCA
 from fedtailor.algorithms.knn_per import KNNPer
@@ -107,6 +108,7 @@ __all__ = [
     "FedYogi",
     "FineTune",
     "FlexLoRA",
+    "HetLoRA",
     "HeteroFL",
     "HypCluster",
     "KNNPer",

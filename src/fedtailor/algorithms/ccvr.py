@@ -123,6 +123,10 @@ class CCVR(FedAvg):
     # on the server
     # ----------------------------------------------------------------------------------
 
+    @property
+    def sends_class_counts(self) -> bool:
+        return True
+
     def check(self, population: Population) -> None:
         model = model_parts_of(population, self.about.name)
         require(

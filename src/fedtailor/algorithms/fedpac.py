@@ -117,6 +117,10 @@ class FedPAC(FedPer):
     # on the server
     # ----------------------------------------------------------------------------------
 
+    @property
+    def sends_class_counts(self) -> bool:
+        return True
+
     def check(self, population: Population) -> None:
         super().check(population)
         model = model_parts_of(population, self.about.name)

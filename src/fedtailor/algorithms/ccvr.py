@@ -1,6 +1,6 @@
 """CCVR: FedAvg, and a head trained anew on features drawn from the classes' moments."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -136,7 +136,7 @@ class CCVR(FedAvg):
         )
         dense_head_of(model, self.about.name)
 
-    def init_server(self, init: Init, population: Population) -> CCVRState:
+    def init_server(self, init: Init, population: Population) -> Any:
         start = super().init_server(init, population)
         model = model_parts_of(population, self.about.name)
         head = dense_head_of(model, self.about.name)
@@ -151,18 +151,18 @@ class CCVR(FedAvg):
             bias=head.bias,
         )
 
-    def broadcast(self, server: CCVRState, cohort: Cohort) -> Downlink:
+    def broadcast(self, server: Any, cohort: Cohort) -> Downlink:
         mode = "moments" if server.rounds >= self.after else ""
         model = Streams.everyone(server.model, len(cohort))
         return Downlink({"model": model}, mode=mode)
 
     def server(
         self,
-        server: CCVRState,
+        server: Any,
         downlink: Downlink,
         answers: Answers,
         cohort: Cohort,
-    ) -> CCVRState:
+    ) -> Any:
         if not cohort.reporting.any():
             return server
         new = super().server(server, downlink, answers, cohort)
@@ -172,7 +172,7 @@ class CCVR(FedAvg):
         return new.replace(calibrated=calibrated, rounds=server.rounds + 1)
 
     def _calibrated(
-        self, server: CCVRState, answers: Answers, cohort: Cohort
+        self, server: Any, answers: Answers, cohort: Cohort
     ) -> Float[Array, "1 d"]:
         """The model that clients received, with a head trained on drawn features."""
         features, classes = server.weight.shape
@@ -202,7 +202,7 @@ class CCVR(FedAvg):
         )
         return part.put(server.model, head[None])
 
-    def serve(self, server: CCVRState, cohort: Cohort) -> Downlink:
+    def serve(self, server: Any, cohort: Cohort) -> Downlink:
         return Downlink({"model": Streams.everyone(server.calibrated, len(cohort))})
 
     # on the client

@@ -1,6 +1,6 @@
 """FedEx-LoRA: averaged adapters, and the rest of their mean product in the weights."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -90,7 +90,7 @@ class FedExLoRA(FedAvg):
             " NAME:lora=8,local_rank=64",
         )
 
-    def init_server(self, init: Init, population: Population) -> FedExLoRAState:
+    def init_server(self, init: Init, population: Population) -> Any:
         start = super().init_server(init, population)
         trained = adapters_of(population.model)
         # Without trained A, the mean of products is exact, and there is no rest.
@@ -107,11 +107,11 @@ class FedExLoRA(FedAvg):
 
     def server(
         self,
-        server: FedExLoRAState,
+        server: Any,
         downlink: Downlink,
         answers: Answers,
         cohort: Cohort,
-    ) -> FedExLoRAState:
+    ) -> Any:
         new = super().server(server, downlink, answers, cohort)
         if not server.a or not cohort.reporting.any():
             return new

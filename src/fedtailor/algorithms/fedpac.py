@@ -2,7 +2,7 @@
 all heads that its data ask for.
 """
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -131,7 +131,7 @@ class FedPAC(FedPer):
             " choose another method",
         )
 
-    def init_server(self, init: Init, population: Population) -> FedPACState:
+    def init_server(self, init: Init, population: Population) -> Any:
         start = super().init_server(init, population)
         model = model_parts_of(population, self.about.name)
         head = start.part.complement.take(start.initial)
@@ -145,15 +145,15 @@ class FedPAC(FedPer):
             centroids=jnp.zeros((model.outputs, size), sums_type(head)),
         )
 
-    def broadcast(self, server: FedPACState, cohort: Cohort) -> Downlink:
+    def broadcast(self, server: Any, cohort: Cohort) -> Downlink:
         heads = Streams.one_each(server.heads[cohort.position])
         centroids = Streams.everyone(server.centroids[None], len(cohort))
         body = server.part_stream(len(cohort))
         return Downlink({"model": body, "head": heads, "centroids": centroids})
 
     def server(
-        self, server: FedPACState, downlink: Downlink, answers: Answers, cohort: Cohort
-    ) -> FedPACState:
+        self, server: Any, downlink: Downlink, answers: Answers, cohort: Cohort
+    ) -> Any:
         if not cohort.reporting.any():
             return server
         weights = reporter_weights(cohort, self.weights)[None]
@@ -185,7 +185,7 @@ class FedPAC(FedPer):
         weights = np.stack([head_weights(means - own, variance) for own in means])
         return np.where(weights < self.least, 0, weights)
 
-    def serve(self, server: FedPACState, cohort: Cohort) -> Downlink:
+    def serve(self, server: Any, cohort: Cohort) -> Downlink:
         body = server.part_stream(len(cohort))
         if not cohort.seen:
             initial = server.initial_stream(len(cohort))

@@ -31,6 +31,10 @@ ADAPTED = {
     "flexlora": lambda: lora(logistic(), rank=2, train="bias").bind(
         (4,), 3, dtype="float64"
     ),
+    "fedex-lora": lambda: lora(logistic(), rank=2, local_rank=3).bind(
+        (4,), 3, dtype="float64"
+    ),
+    "hetlora": lambda: lora(logistic(), rank=2).bind((4,), 3, dtype="float64"),
     # a linear model is all head, which is no part of it
     "fedgh": mlp_model,
     # with one width it is FedAvg

@@ -1,5 +1,5 @@
 """Memory of a round beside the number of clients in it: a perceptron of 1.09 million
-parameters (4.2 MiB), 16 examples for each client, 2 steps of batch 8.
+parameters (4.2 MiB), 16 examples for each client, one step of batch 8.
 
     python benchmarks/cohort_memory.py                   this checkout
     python benchmarks/cohort_memory.py --checkout OLD    another one
@@ -58,7 +58,7 @@ def measure(method: str, clients: int, rounds: int) -> dict[str, float]:
         test=0.2,
         classes=CLASSES,
     )
-    sgd = ft.SGD(lr=0.01, steps=2, batch_size=8)
+    sgd = ft.SGD(lr=0.01, steps=1, batch_size=8)
     training = simulate(
         ft.FedAvg(sgd) if method == "fedavg" else ft.Ditto(sgd),
         federation,

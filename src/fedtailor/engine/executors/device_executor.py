@@ -390,6 +390,8 @@ class DeviceExecutor:
         Returns:
             The part, as `PartStates` holds it.
         """
+        # Otherwise the states of all parts would be read before the first part is done.
+        jax.block_until_ready(outputs)
         cohort = request.exchange.cohort
         index = cohort.rows[request.order]
         return part, self.states.stage(index, outputs.pop("state"))

@@ -347,13 +347,14 @@ class DeviceExecutor:
                     return None
             of_part = tuple((added, weights[:, part]) for added, weights in sums)
             outputs = self._run(replace(request, sums=of_part))
+            # The devices have copies of the states that the part begins with.
+            request = replace(request, states=())
             new = outputs.pop("sums")
             totals = _plus(totals, new) if totals else new
             # The part before is done when this one has begun.
             if done:
                 states.append(self._stage(*done[-1]))
-            # Without the states that it began with.
-            done.append((part, replace(request, states=()), outputs))
+            done.append((part, request, outputs))
         states.append(self._stage(*done[-1]))
         assert sums is not None
         kept = {}

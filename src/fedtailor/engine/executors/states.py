@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fedtailor.protocol import ClientState
 
-PART_BYTES = 2**26
+PART_BYTES = 2**25
 """The most bytes of states in memory that are copied for clients of a round at the same
 time.
 """

@@ -152,7 +152,7 @@ def test_a_newcomer_is_pulled_by_its_own_rows():
     designs = [with_intercept(split.x) for split in seen]
     total = total_moments(designs, [split.y for split in seen])
     np.testing.assert_allclose(
-        [server.sigma2, server.tau2], components(total, 4), rtol=1e-9
+        [server.sigma2, server.tau2], components(total, 4)[:2], rtol=1e-9
     )
 
 

@@ -2,13 +2,13 @@
 callbacks.
 """
 
+from fedtailor.engine.training.asynchronous import LateClients
 from fedtailor.engine.training.callbacks import (
     AfterRound,
     Callback,
     EarlyStopping,
     UntilConverged,
 )
-from fedtailor.engine.training.late import LateClients
 from fedtailor.engine.training.metrics import Metrics
 from fedtailor.engine.training.participation import (
     Participation,

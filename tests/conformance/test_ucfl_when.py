@@ -430,7 +430,7 @@ def test_large_models_send_sketches_that_are_charged(monkeypatch):
         training = train(UCFL(TRAINED), federation, model, 22)
         # The clearest probe counts, as no two are clear.
         rounds, silhouettes = training.server.asked.T
-        assert 0 < silhouettes.max() < warm_up.CLEAR
+        assert silhouettes.max() > 0 and sum(silhouettes >= warm_up.CLEAR) < 2
         asked = int(rounds[silhouettes.argmax()])
         whole = train(UCFL(TRAINED, warm=asked), federation, model, asked + 1).server
         seed = jnp.int32(training.server.sketch)

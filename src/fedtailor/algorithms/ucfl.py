@@ -212,7 +212,7 @@ class UCFL(PaperUCFL):
 
     def probe(self, inbox: Inbox, local: LocalTrainer) -> ClientUpdate:
         theta, n = inbox.only("model"), local.size
-        answer: dict[str, Array] = {"samples": n.astype(sums_type(theta))}
+        answer = {"samples": n.astype(sums_type(theta))}
         gradient = local.gradient(theta)
         # "auto" and `bound` need tr S / n, from which sigma^2 follows for every n_k, and
         # so does the test of whether clients differ.

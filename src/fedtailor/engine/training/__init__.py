@@ -7,6 +7,7 @@ from fedtailor.engine.training.callbacks import (
     Callback,
     EarlyStopping,
     UntilConverged,
+    UntilScore,
 )
 from fedtailor.engine.training.late import LateClients
 from fedtailor.engine.training.metrics import Metrics
@@ -34,5 +35,6 @@ __all__ = [
     "ShowProgress",
     "Training",
     "UntilConverged",
+    "UntilScore",
     "as_participation",
 ]

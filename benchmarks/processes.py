@@ -155,10 +155,10 @@ def work(
     if processes > 1:
         jax.distributed.initialize(address, processes, number)
     import fedtailor as ft
-    from fedtailor.data.federation import load, load_share
+    from fedtailor.data.federation import load, load_shard
     from fedtailor.engine.executors import Settings
 
-    federation = load(data) if kind == "whole" else load_share(data)
+    federation = load(data) if kind == "whole" else load_shard(data)
     run = ft.run(
         ft.Ditto(sgd=ft.SGD(lr=0.05, batch_size=10)),
         federation,

@@ -46,10 +46,10 @@ WORDS = 8
 NUMBER = re.compile(r"\{\{(?P<name>[^}]*)\}\}")
 """In notes: {{experiment / table / algorithm / column}}."""
 TITLES = {
-    "S000": "User-centric aggregation (Mestoukirdi et al. 2022, S000)",
-    "S001": "Three approaches (Mansour et al. 2020, S001)",
-    "S003": "Self-FL (Chen et al. 2022, S003)",
-    "S004": "Contextualized generalization (Tang et al. 2021, S004)",
+    "mestoukirdi-2022": "User-centric aggregation (Mestoukirdi et al. 2022)",
+    "mansour-2020": "Three approaches (Mansour et al. 2020)",
+    "chen-2022": "Self-FL (Chen et al. 2022)",
+    "tang-2022": "Contextualized generalization (Tang et al. 2022)",
     "PFLlib": "PFLlib's leaderboard",
     "FedRep": "FedRep (Collins et al. 2021)",
     "FedProto": "FedProto (Tan et al. 2022)",

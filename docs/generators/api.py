@@ -21,7 +21,7 @@ PACKAGES = {
     "lab.report.plot": "The four figures that people ask for first, of runs in memory.",
     "aggregation.accounting": "Bytes, times over a network, and privacy that was spent.",
     "statistics.decision": "Intervals, tests, and who gains from sharing.",
-    "deployment": "Trained runs in use: predict, export, enrol, forget, model cards.",
+    "deployment": "Trained runs in use: predict, export, enrol, unlearn, model cards.",
     "engine.storage": "Run directories and exported models.",
     "lab.trackers": "Runs in MLflow, TensorBoard and Weights & Biases.",
     "engine.executors": "Who trains the clients: devices, and settings for them.",

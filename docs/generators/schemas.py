@@ -287,13 +287,13 @@ class Contribution(Record):
 
 
 class Contributions(Record):
-    """What each client gives (`fedtailor.deployment.contributions`)."""
+    """What each client contributes (`fedtailor.deployment.contributions`)."""
 
     method: str
     metric: str
     seeds: int
     trainings: int
-    gifts: list[Contribution]
+    contributions: list[Contribution]
     sampled: bool = Field(description="whether Shapley values are from sampled orders")
     sentences: list[str]
 
@@ -376,7 +376,7 @@ SCHEMAS: dict[str, Any] = {
     "fedtailor run ALGORITHM SCENARIO --json": RunSummary,
     "fedtailor compare TABLE|EXPERIMENT --json": Report,
     "fedtailor finalize RESULTS --json": FinalModels,
-    "fedtailor gives RESULTS --json": Contributions,
+    "fedtailor contributions RESULTS --json": Contributions,
     "fedtailor describe TABLE --json": TableDescription,
     "fedtailor fit TABLE --format json": Regression,
     "fedtailor audit RUN --json": PrivacyAudit,

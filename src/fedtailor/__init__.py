@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from fedtailor import trackers as trackers
     from fedtailor.algorithms import *  # noqa: F403
     from fedtailor.data.federation import Federation as Federation
-    from fedtailor.deployment import forget as forget
     from fedtailor.deployment import model_card as model_card
     from fedtailor.deployment import open_run
+    from fedtailor.deployment import unlearn as unlearn
     from fedtailor.engine.executors import Settings as Settings
     from fedtailor.engine.runs import Run as Run
     from fedtailor.engine.runs import run as run
@@ -66,11 +66,11 @@ _HOMES = {
     "SGD": "fedtailor.protocol",
     "Settings": "fedtailor.engine.executors",
     "diagnose": "fedtailor.lab.experiments.diagnose",
-    "forget": "fedtailor.deployment",
     "load_models": "fedtailor.engine.storage",
     "model_card": "fedtailor.deployment",
     "open": "fedtailor.deployment",
     "run": "fedtailor.engine.runs",
+    "unlearn": "fedtailor.deployment",
 }
 _NAMES_THERE = {"open": "open_run"}
 """Names that would hide one of Python's where they are defined."""

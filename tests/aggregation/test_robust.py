@@ -16,13 +16,13 @@ from fedtailor.aggregation.robust import (
     trimmed_mean,
 )
 
-N, D, LIARS = 11, 6, 3
+N, D, BYZANTINE = 11, 6, 3
 
 RULES = {
     "median": coordinate_median,
-    "trimmed-mean": lambda x: trimmed_mean(x, LIARS),
-    "krum": lambda x: krum(x, LIARS),
-    "multi-krum": lambda x: krum(x, LIARS, keep=len(x) - LIARS - 2),
+    "trimmed-mean": lambda x: trimmed_mean(x, BYZANTINE),
+    "krum": lambda x: krum(x, BYZANTINE),
+    "multi-krum": lambda x: krum(x, BYZANTINE, keep=len(x) - BYZANTINE - 2),
     "geometric-median": geometric_median,
     "norm-bound": norm_bounded_mean,
     "centred-clipping": lambda x: centred_clipping(x, np.zeros(x.shape[1]), steps=3),
@@ -47,9 +47,9 @@ def test_no_rule_depends_on_the_order_of_the_vectors(name):
 def test_three_liars_of_eleven_move_no_rule_out_of_the_honest(name, far):
     """However far away the liars are, and whether they agree or not."""
     x = honest()
-    for lies in (np.full((LIARS, D), far), far * honest(LIARS, seed=1)):
-        x[:LIARS] = lies
-        rest = x[LIARS:]
+    for lies in (np.full((BYZANTINE, D), far), far * honest(BYZANTINE, seed=1)):
+        x[:BYZANTINE] = lies
+        rest = x[BYZANTINE:]
         found = RULES[name](x)
         radius = np.linalg.norm(rest, axis=1).max()
         assert np.linalg.norm(found) <= radius * (1 + 1e-12)
@@ -69,12 +69,12 @@ def test_half_of_the_vectors_is_the_breakdown_point(name):
 
 def test_trimming_breaks_down_above_its_cut_and_krum_at_its_limit():
     x = honest()
-    x[:LIARS] = 1e9
-    assert np.abs(trimmed_mean(x, LIARS)).max() < 10
-    assert trimmed_mean(x, LIARS - 1).min() > 1e7
+    x[:BYZANTINE] = 1e9
+    assert np.abs(trimmed_mean(x, BYZANTINE)).max() < 10
+    assert trimmed_mean(x, BYZANTINE - 1).min() > 1e7
     # Krum picks one of the liars once they are as many as its neighbours and itself.
-    x[: N - LIARS - 1] = 1e9
-    np.testing.assert_array_equal(krum(x, LIARS), np.full(D, 1e9))
+    x[: N - BYZANTINE - 1] = 1e9
+    np.testing.assert_array_equal(krum(x, BYZANTINE), np.full(D, 1e9))
 
 
 def test_the_mean_itself_breaks_down_at_one_vector():
@@ -202,7 +202,7 @@ def test_single_precision_and_wide_vectors_go_through_blocks(monkeypatch):
 
 def test_every_subset_of_liars_is_found_by_krum():
     base = honest(7) * 0.01
-    for liars in itertools.combinations(range(7), 2):
+    for byzantine in itertools.combinations(range(7), 2):
         x = base.copy()
-        x[list(liars)] += 50
+        x[list(byzantine)] += 50
         assert np.linalg.norm(krum(x, 2)) < 1

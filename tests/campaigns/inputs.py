@@ -153,8 +153,8 @@ COMMANDS = st.sampled_from(
         "export",
         "card",
         "enroll",
-        "forget",
-        "gives",
+        "unlearn",
+        "contributions",
         "diagnose",
         "federation",
     ]

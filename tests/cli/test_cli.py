@@ -56,6 +56,7 @@ NAMES = {
         "fedtgp",
         "heterofl",
         "fedmd",
+        "fedfew",
     ),
     *(
         "mr-mtl",
@@ -460,9 +461,9 @@ def test_help_and_version(capsys):
     "beside", [["--client"], ["--coverage", "models"], ["-h", "--help=-1"]]
 )
 def test_mistakes_beside_it_do_not_hide_the_help(beside, capsys):
-    assert main(["forget", *beside, "-h"]) == 0
+    assert main(["unlearn", *beside, "-h"]) == 0
     said = capsys.readouterr()
-    assert said.out.startswith("usage: fedtailor forget") and not said.err
+    assert said.out.startswith("usage: fedtailor unlearn") and not said.err
 
 
 @pytest.mark.parametrize(

@@ -82,8 +82,8 @@ def test_final_models_of_any_network_are_used(compared, call, tmp_path):
     call(*enroll, "--client", "west", "--out", tmp_path / "west")
     call("predict", tmp_path / "west", tmp_path / "new.csv", "--client", "west", *own)
     final = results / "ill/model/runs/fedavg"
-    forget = ("forget", final, "--client", "north", "--out", tmp_path / "without")
-    assert "nan" not in call(*forget, *own)
+    unlearn = ("unlearn", final, "--client", "north", "--out", tmp_path / "without")
+    assert "nan" not in call(*unlearn, *own)
     assert "whole" in call("check", tmp_path / "without")
 
 
@@ -103,14 +103,14 @@ def test_final_models_keep_test_rows_whatever_the_network(compared, call, tmp_pa
 def test_what_a_client_gives_is_asked_of_any_network(compared, call):
     folder, own = compared
     run = next((folder / "results/runs/table").glob("fedavg-*"))
-    found = json.loads(call("gives", run, "--json", *own))
-    assert {gift["client"] for gift in found["gifts"]} == set(CLIENTS)
+    found = json.loads(call("contributions", run, "--json", *own))
+    assert {part["client"] for part in found["contributions"]} == set(CLIENTS)
 
 
 def test_runs_without_test_rows_cannot_say_who_gives(compared, capsys):
     folder, own = compared
     final = folder / "results/ill/model/runs/fedavg"
-    assert main(["gives", str(final), *own]) == 2
+    assert main(["contributions", str(final), *own]) == 2
     error = capsys.readouterr().err
     assert "has no test rows" in error and error.count("\n") == 1
 

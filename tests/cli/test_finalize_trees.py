@@ -179,7 +179,7 @@ def test_what_needs_messages_is_refused_in_one_line(compared, call, tmp_path):
     new = ("--data", tmp_path / "new.csv", "--client", "new")
     for arguments in (
         ("enroll", compared / "results", *new, "--out", tmp_path / "enrolled"),
-        ("forget", compared / "results", "--client", "north", "--out", tmp_path / "f"),
+        ("unlearn", compared / "results", "--client", "north", "--out", tmp_path / "f"),
     ):
         code, _, complaint = call(*arguments)
         assert code == 2 and len(complaint.strip().splitlines()) == 1, complaint

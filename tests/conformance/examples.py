@@ -74,6 +74,7 @@ EXAMPLES: dict[str, Algorithm] = {
     "fedtgp": ft.FedTGP(sgd=TRAINED, server_lr=0.1, server_epochs=5),
     "heterofl": ft.HeteroFL(sgd=TRAINED),
     "fedmd": ft.FedMD(sgd=TRAINED, digest_lr=0.1),
+    "fedfew": ft.FedFew(sgd=TRAINED, models=2, mu=0.5),
 }
 
 FOR_ONE: dict[str, Algorithm] = {
@@ -262,6 +263,10 @@ OPT_OUTS: dict[tuple[str, str], str] = {
     ): "the rate of the server's steps does not scale with the loss",
     ("enrolment", "knn-per"): "as for identical clients",
     (
+        "loss scale",
+        "fedfew",
+    ): "the smoothness of the minimum does not scale with the loss (unless mu does)",
+    (
         "enrolment",
         "mapper",
     ): "every client parts its data, and draws batches, at random",
@@ -338,6 +343,7 @@ TRAFFIC: dict[str, tuple[float, ...]] = {
     "fedtgp": (0, 0, 0, 0, 0),
     "heterofl": (1, 1, 1, 0, 0),
     "fedmd": (0, 0, 0, 0, 0),
+    "fedfew": (2, 2, 2, 0, 2),
 }
 """In a round with two groups, streams or models: (streams down, models a client
 receives, models it sends, scalars it receives, scalars it sends)."""

@@ -88,6 +88,7 @@ PROBING = {"feddbe", "pacfl", "ucfl", "ucfl-parallel"}
 HANDING_OUT_EXAMPLES = {"dapper"}
 MORE_IS_SENT = {
     "afl",
+    "fedfew",
     "fedfomo",
     "fedgh",
     "fedmd",

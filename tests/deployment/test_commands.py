@@ -194,7 +194,7 @@ def test_a_newcomer_is_enrolled_and_served(trained, tmp_path, call):
 def test_a_client_is_forgotten(moved, tmp_path, call):
     table = moved.parent / "table.csv"
     elsewhere = table.rename(tmp_path / "elsewhere.csv")
-    options = ["forget", moved, "--client", NAMES[0], "--out", tmp_path / "new"]
+    options = ["unlearn", moved, "--client", NAMES[0], "--out", tmp_path / "new"]
     code, _, error = call(*options)
     assert code == 2
     assert "say where it is with --table" in error

@@ -37,8 +37,8 @@ RUN = {
     "partition-data.md": 4,
     "write-an-algorithm.md": 2,
     "cluster.md": 2,
-    "late.md": 1,
-    "liars.md": 1,
+    "asynchronous.md": 1,
+    "byzantine.md": 1,
     "networks.md": 2,
     "models.md": 4,
     "models-in-use.md": 1,
@@ -172,19 +172,19 @@ def test_models_that_come_trained(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "base.safetensors").exists()
 
 
-def test_liars(capsys):
-    found = execute("liars.md")
-    assert found["lies"].sum() == 4
+def test_byzantine(capsys):
+    found = execute("byzantine.md")
+    assert found["attackers"].sum() == 4
     assert found["opened"].test.sizes.sum() < found["honest"].test.sizes.sum()
 
 
 @pytest.mark.slow
 def test_late(capsys):
     """The times are those of the page; accuracies move with the machine."""
-    execute("late.md")
+    execute("asynchronous.md")
     told = re.findall(r"answers in (\d+), .* (0\.\d+) \(", capsys.readouterr().out)
     shown = re.findall(
-        r"answers in (\d+), .* (0\.\d+) \(", PAGES["late.md"].read_text()
+        r"answers in (\d+), .* (0\.\d+) \(", PAGES["asynchronous.md"].read_text()
     )
     assert len(told) == len(shown) == 3
     for (time, accuracy), (page_time, page_accuracy) in zip(told, shown, strict=True):

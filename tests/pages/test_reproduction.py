@@ -87,12 +87,14 @@ def test_no_measured_number_stands_outside_of_the_blocks(pages):
 
 
 def test_the_headlines_come_first_with_the_papers_own_settings(pages):
-    block = pages.headlines("S000")
+    block = pages.headlines("mestoukirdi-2022")
     rows = [line for line in block.splitlines() if line.startswith("| label shift")]
     assert rows[0].startswith("| label shift | the paper's | **no** |")
     assert any("all chosen in training | **yes**" in row for row in rows)
     page = pages.PAGE.read_text()
-    assert page.index("<!-- headlines S000") < page.index("<!-- sentences S000")
+    assert page.index("<!-- headlines mestoukirdi-2022") < page.index(
+        "<!-- sentences mestoukirdi-2022"
+    )
 
 
 def test_a_sentence_holds_only_if_all_its_comparisons_do(script, found):
@@ -221,7 +223,7 @@ def test_rounding_widens_the_interval(script, found):
 
 
 def test_a_lower_loss_is_better(found):
-    one = next(one for one in found if one.paper == "S001" and one.lower)
+    one = next(one for one in found if one.paper == "mansour-2020" and one.lower)
     assert one.difference == pytest.approx(one.theirs.mean - one.ours.mean)
 
 
@@ -262,14 +264,14 @@ def test_what_has_not_been_run_is_named_with_its_command_and_not_judged(
     absent = [
         {**claim, "experiment": "not-there-quick"}
         for claim in claims["claim"]
-        if claim["paper"] == "S003"
+        if claim["paper"] == "chen-2022"
     ]
-    others = [claim for claim in claims["claim"] if claim["paper"] != "S003"]
+    others = [claim for claim in claims["claim"] if claim["paper"] != "chen-2022"]
     changed = {**claims, "claim": [*others, *absent]}
     monkeypatch.setattr(script, "read_claims", lambda: changed)
     judged = list(script.orderings())
-    assert judged == [one for one in found if one.paper != "S003"]
-    page = pages.details("S003")
+    assert judged == [one for one in found if one.paper != "chen-2022"]
+    page = pages.details("chen-2022")
     assert "published orderings" not in page
     assert "`fedtailor compare experiments/not-there.toml --quick`" in page
     assert "Eq. 3 as printed" in page, (
@@ -278,7 +280,10 @@ def test_what_has_not_been_run_is_named_with_its_command_and_not_judged(
 
 
 def test_what_is_below_may_be_of_another_experiment(script):
-    claim = {"experiment": "s000-label-shift", "below_experiment": "not-there"}
+    claim = {
+        "experiment": "mestoukirdi-2022-label-shift",
+        "below_experiment": "not-there",
+    }
     above, below = script._experiments(claim)
     assert above.is_dir() and not below.exists()
     assert script._experiments({"experiment": "not-there"}) == (below, below)
@@ -290,9 +295,9 @@ def test_ifca_is_not_above_the_personal_models(found):
     """
     for below in ("Ditto", "L2SGD"):
         assert set(
-            verdicts(found, "S004", "Table 1", "IFCA, K = 4", below).values()
+            verdicts(found, "tang-2022", "Table 1", "IFCA, K = 4", below).values()
         ) == {"no"}
-    mnist = verdicts(found, "S004", "Table 1, MNIST", "IFCA, K = 4", "pFedMe (PM)")
+    mnist = verdicts(found, "tang-2022", "Table 1, MNIST", "IFCA, K = 4", "pFedMe (PM)")
     assert len(mnist) == 2 and set(mnist.values()) == {"no"}
     assert not [one for one in found if "GM" in one.below]
 
@@ -301,18 +306,23 @@ def test_ifca_is_not_above_the_personal_models(found):
     ("paper", "where", "above", "below"),
     [
         (
-            "S000",
+            "mestoukirdi-2022",
             "Table II, worst client, label shift",
             "UCFL, a stream each",
             "FedAvg",
         ),
-        ("S000", "Table II, worst client, label shift", "UCFL, a stream each", "CFL"),
-        ("S001", "Table 4, shuffled, seen", "MAPPER", "HypCluster"),
-        ("S001", "Table 4, shuffled, unseen", "DAPPER", "Baseline"),
-        ("S001", "Table 4, shuffled, unseen", "FineTune", "Baseline"),
-        ("S001", "Table 3, original order, unseen", "HypCluster", "Baseline"),
-        ("S004", "Table 1, FMNIST", "CGPFL, K = 4", "pFedMe (PM)"),
-        ("S003", "Table 1, worst tenth", "Self-FL", "Ditto"),
+        (
+            "mestoukirdi-2022",
+            "Table II, worst client, label shift",
+            "UCFL, a stream each",
+            "CFL",
+        ),
+        ("mansour-2020", "Table 4, shuffled, seen", "MAPPER", "HypCluster"),
+        ("mansour-2020", "Table 4, shuffled, unseen", "DAPPER", "Baseline"),
+        ("mansour-2020", "Table 4, shuffled, unseen", "FineTune", "Baseline"),
+        ("mansour-2020", "Table 3, original order, unseen", "HypCluster", "Baseline"),
+        ("tang-2022", "Table 1, FMNIST", "CGPFL, K = 4", "pFedMe (PM)"),
+        ("chen-2022", "Table 1, worst tenth", "Self-FL", "Ditto"),
     ],
 )
 def test_differences_within_a_deviation_are_open(found, paper, where, above, below):
@@ -322,6 +332,6 @@ def test_differences_within_a_deviation_are_open(found, paper, where, above, bel
 def test_hypcluster_before_dapper_at_100_samples_is_not_reproduced(found):
     assert set(
         verdicts(
-            found, "S001", "Table 2, test loss, 100 s", "HypCluster", "DAPPER"
+            found, "mansour-2020", "Table 2, test loss, 100 s", "HypCluster", "DAPPER"
         ).values()
     ) == {"no"}

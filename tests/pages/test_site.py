@@ -171,9 +171,15 @@ def test_intervals_of_measured_numbers_are_students():
 
 
 def test_rows_of_results_belong_to_methods():
-    assert measured.method_of("s000-table-1-quick", "UCFL, 4 streams") == "ucfl"
-    assert measured.method_of("s001-table-1", "HypCluster, clusters 3") == "hypcluster"
-    assert measured.method_of("s001-table-1", "(nothing learned)") is None
+    assert (
+        measured.method_of("mestoukirdi-2022-table-1-quick", "UCFL, 4 streams")
+        == "ucfl"
+    )
+    assert (
+        measured.method_of("mansour-2020-table-1", "HypCluster, clusters 3")
+        == "hypcluster"
+    )
+    assert measured.method_of("mansour-2020-table-1", "(nothing learned)") is None
 
 
 def test_every_command_is_on_the_page_of_commands():
@@ -275,7 +281,7 @@ def test_results_as_json_are_what_their_schemas_say(capsys, tmp_path, monkeypatc
             *("--rounds", "1", "--out", "run"),
         ],
         "fedtailor finalize RESULTS --json": ["finalize", "fedtailor-results"],
-        "fedtailor gives RESULTS --json": ["gives", "fedtailor-results"],
+        "fedtailor contributions RESULTS --json": ["gives", "fedtailor-results"],
         "fedtailor describe TABLE --json": ["describe", "t.csv"],
         "fedtailor models PATH --json": ["models", "run"],
         "fedtailor audit RUN --json": ["audit", "run"],

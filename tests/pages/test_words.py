@@ -64,7 +64,7 @@ def test_pages_use_the_words_of_the_field(page):
 
 def test_refused_words_are_found_in_prose_only():
     text = (
-        "# Who lies\n\n`liars` are [clients](liars.md).\n\n```sh\nrun --liars\n```\n"
+        "# Who lies\n\n`liars` are [clients](byzantine.md).\n\n```sh\nrun --byzantine\n```\n"
         "Nothing\nis told apart. The\nliars are told anew.\n"
     )
     assert faults("a.md", text) == [

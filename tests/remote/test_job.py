@@ -100,7 +100,7 @@ def test_hyperparameters_are_read(tmp_path):
         (
             "test = 0.2",
             "test = 0.95",
-            "line 12: validation and test take 1.05 of all rows",
+            "line 12: val and test take 1.05 of all rows",
         ),
         (
             '"finetune"',
@@ -133,8 +133,8 @@ def test_hyperparameters_are_read(tmp_path):
         ),
         (
             "uplink = []",
-            'uplink = [{ use = "lies" }]',
-            "line 36: lies are for simulations; leave them out of a job",
+            'uplink = [{ use = "byzantine" }]',
+            "line 36: Byzantine clients are for simulations; leave them out of a job",
         ),
         (
             "uplink = []",
@@ -200,8 +200,8 @@ def test_hyperparameters_are_read(tmp_path):
         ("lr = 0.05", "lr = inf", "line 24: lr is inf; it must be a finite number"),
         (
             "test = 0.2",
-            "decorrelate = true",
-            "line 12: decorrelate is for regressions and survival (no classes, no windows)",
+            "keep_correlated = false",
+            "line 12: keep_correlated = false is for regressions and survival (no classes, no windows)",
         ),
         (
             "seed = 0",

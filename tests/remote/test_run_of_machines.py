@@ -106,8 +106,8 @@ def test_card_says_what_was_measured_and_that_rows_stay_at_the_client(clients, c
         ("predict", "{run}", "{table}", "--client", "a"),
         ("export", "{run}", "--out", "{new}"),
         ("enroll", "{run}", "--data", "{table}", "--client", "e", "--out", "{new}"),
-        ("forget", "{run}", "--client", "a", "--out", "{new}"),
-        ("gives", "{run}"),
+        ("unlearn", "{run}", "--client", "a", "--out", "{new}"),
+        ("contributions", "{run}"),
     ],
 )
 def test_what_needs_examples_or_models_says_where(clients, capsys, tmp_path, arguments):

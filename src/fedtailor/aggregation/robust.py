@@ -3,7 +3,7 @@
 Each function takes the vectors x_i of n clients as rows [n, d], of which up to f may be
 anything finite, and returns one vector [d] in double precision. No result depends on the
 order of the rows, except for `bucket_means`, which is told an order. None weighs clients:
-a client that lies could claim any weight.
+a Byzantine client could claim any weight.
 
 All of them follow a shift of the vectors, so it makes no difference whether the rows are
 models or changes of one model. The two exceptions, `norm_bounded_mean` and
@@ -55,7 +55,7 @@ def coordinate_median(x: Vectors) -> Vector:
     return trimmed_mean(x, (len(x) - 1) // 2)
 
 
-def krum(x: Vectors, liars: int, keep: int = 1) -> Vector:
+def krum(x: Vectors, byzantine: int, keep: int = 1) -> Vector:
     """Krum and multi-Krum (Blanchard et al. 2017, section 4): the mean of the vectors that
     are nearest to others.
 
@@ -64,22 +64,22 @@ def krum(x: Vectors, liars: int, keep: int = 1) -> Vector:
 
     Args:
         x: the vectors.
-        liars: f; 2 f + 2 < n is what the paper needs.
+        byzantine: f; 2 f + 2 < n is what the paper needs.
         keep: how many vectors of least score to average; 1 is Krum.
     """
-    scores = krum_scores(_squared_distances(x), liars)
+    scores = krum_scores(_squared_distances(x), byzantine)
     # Vectors of equal scores are chosen by their values, not by their order.
     best = np.lexsort((x.astype(np.float64).sum(axis=1), scores))[:keep]
     return trimmed_mean(x[np.sort(best)], 0)
 
 
 def krum_scores(
-    squared: Float[np.ndarray, "n n"], liars: int
+    squared: Float[np.ndarray, "n n"], byzantine: int
 ) -> Float[np.ndarray, " n"]:
     """For each vector, the sum of squared distances to its nearest n - f - 2 others (to
     its nearest one, if that is none).
     """
-    neighbours = max(len(squared) - liars - 2, 1)
+    neighbours = max(len(squared) - byzantine - 2, 1)
     ascending = np.sort(squared, axis=1)
     # The smallest distance of a vector is that to itself.
     return ascending[:, 1 : neighbours + 1].sum(axis=1)
@@ -143,7 +143,7 @@ def centred_clipping(
 
         v <- v + mean_i (x_i - v) min(1, radius / |x_i - v|)
 
-    A vector moves v by at most radius / n in a step, however far it is: f liars of n move
+    A vector moves v by at most radius / n in a step, however far it is: f Byzantine vectors of n move
     it by at most f radius / n. Where the honest vectors are further from v than the
     radius, several steps are needed to arrive at them.
 

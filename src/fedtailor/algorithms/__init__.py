@@ -22,6 +22,7 @@ from fedtailor.algorithms.feddbe import FedDBE
 from fedtailor.algorithms.feddpa import FedDPA
 from fedtailor.algorithms.feddyn import FedDyn
 from fedtailor.algorithms.fedem import FedEM
+from fedtailor.algorithms.fedfew import FedFew
 from fedtailor.algorithms.fedfomo import FedFomo
 from fedtailor.algorithms.fedgh import FedGH
 from fedtailor.algorithms.fedmd import FedMD
@@ -56,6 +57,7 @@ from fedtailor.algorithms.ucfl import UCFL
 from fedtailor.algorithms.ucfl_parallel import UCFLParallel
 
 __all__ = [
+    "FedFew",
     "AFL",
     "APFL",
     "CFL",

@@ -124,6 +124,10 @@ class FedGH(Algorithm):
     # on the server
     # ----------------------------------------------------------------------------------
 
+    @property
+    def sends_class_counts(self) -> bool:
+        return True
+
     def check(self, population: Population) -> None:
         model = model_parts_of(population, self.about.name)
         _ = model.feature_shape  # a model without a head is refused here

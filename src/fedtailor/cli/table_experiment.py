@@ -13,13 +13,13 @@ from fedtailor.engine.training.binding import bind
 from fedtailor.lab.baselines import default_baselines
 from fedtailor.lab.experiments.experiment import Experiment, resolve
 from fedtailor.lab.experiments.option_text import AUTO, model_of_text
+from fedtailor.lab.results.words import DEFAULT_METHODS
 from fedtailor.models.metrics import find_metrics
 from fedtailor.protocol import Algorithm
 from fedtailor.protocol.document import Document
 
 HIDDEN = 32
 """The width of the small network."""
-METHODS = ("local", "fedavg", "finetune", "ditto", "ucfl", "self-fl")
 MAX_ROUNDS = 300
 """Rounds after which a training ends that has not come to a standstill."""
 EVALUATE_EVERY = 5
@@ -47,7 +47,7 @@ RATE_FACTOR = 3
 class TableComparisonOptions(TableOptions):
     """How the table is read, and what is compared on it."""
 
-    algorithms: tuple[str, ...] = METHODS
+    algorithms: tuple[str, ...] = DEFAULT_METHODS
     """The methods to compare."""
     baselines: tuple[str, ...] = default_baselines()
     """What to train beside the methods, on the same rows: scikit-learn's boosted trees

@@ -6,6 +6,6 @@ and retrains without a client.
 
 from fedtailor.deployment.card import model_card
 from fedtailor.deployment.opening import OpenedRun, open_run
-from fedtailor.deployment.unlearning import forget
+from fedtailor.deployment.unlearning import unlearn
 
-__all__ = ["OpenedRun", "forget", "model_card", "open_run"]
+__all__ = ["OpenedRun", "model_card", "open_run", "unlearn"]

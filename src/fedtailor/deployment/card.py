@@ -26,7 +26,7 @@ from fedtailor.deployment.opening import OpenedRun
 from fedtailor.engine.storage import Damaged
 from fedtailor.engine.storage.final_models import RECORD, RUNS, read_final
 from fedtailor.engine.storage.run_files import ANSWERS, read_answers
-from fedtailor.engine.training.late import Arrivals
+from fedtailor.engine.training.asynchronous import Arrivals
 from fedtailor.lab.baselines import CHOSEN, find_baseline
 from fedtailor.lab.results.coverage import COVERAGE, coverages, source_text
 from fedtailor.lab.results.units import unit_of

@@ -42,8 +42,8 @@ BeforeTraining = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
-class Gift:
-    """What one client gives.
+class Contribution:
+    """What one client contributes.
 
     Attributes:
         client: its name.
@@ -58,15 +58,15 @@ class Gift:
 
 
 @dataclass(frozen=True)
-class Giving:
-    """What all clients give to each other.
+class Contributions:
+    """What all clients contribute to each other.
 
     Attributes:
         method: the method that was trained.
         metric: what it is judged by.
         seeds: the number of seeds.
         trainings: how many trainings there were beside the runs themselves.
-        gifts: of each client that trains.
+        contributions: of each client that trains.
         sampled: whether Shapley values are from sampled orders.
     """
 
@@ -74,18 +74,20 @@ class Giving:
     metric: str
     seeds: int
     trainings: int
-    gifts: tuple[Gift, ...]
+    contributions: tuple[Contribution, ...]
     sampled: bool = False
 
     def sentences(self) -> list[str]:
-        """One sentence a client, the one that gives most first."""
-        in_order = sorted(self.gifts, key=lambda gift: -gift.others_lose.estimate)
-        return [self._sentence(gift) for gift in in_order]
+        """One sentence a client, the one that contributes most first."""
+        in_order = sorted(
+            self.contributions, key=lambda part: -part.others_lose.estimate
+        )
+        return [self._sentence(part) for part in in_order]
 
-    def _sentence(self, gift: Gift) -> str:
-        unit, found = unit_of(self.metric), gift.others_lose
+    def _sentence(self, part: Contribution) -> str:
+        unit, found = unit_of(self.metric), part.others_lose
         if np.isnan(found.estimate):
-            return f"without {gift.client}: no other client has test rows"
+            return f"without {part.client}: no other client has test rows"
         name = unit.label.removesuffix(", %")
         amount = f"points of {name}" if unit.scale == 100 else f"of {name}"
         if found.verdict == "hurts":
@@ -106,17 +108,17 @@ class Giving:
             )
         else:
             end = f", from {text(low)} to {text(high)}"
-        return f"without {gift.client} the others {verb} {text(value)} {amount}{end}"
+        return f"without {part.client} the others {verb} {text(value)} {amount}{end}"
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON; numbers that are not finite are None."""
         content = asdict(self)
-        for gift in content["gifts"]:
+        for part in content["contributions"]:
             for key in ("others_lose", "shapley"):
-                if gift[key] is not None:
-                    gift[key] = {
+                if part[key] is not None:
+                    part[key] = {
                         name: value if np.isfinite(value) else None
-                        for name, value in gift[key].items()
+                        for name, value in part[key].items()
                     }
         return content | {"sentences": self.sentences()}
 
@@ -172,14 +174,14 @@ def runs_at(
     return [open_run(run.path, model=model, settings=settings) for run in runs[method]]
 
 
-def who_gives(
+def contributions_of(
     runs: Sequence[OpenedRun],
     *,
     shapley: bool = False,
     permutations: int = 20,
     settings: Settings = Settings(),  # noqa: B008 (frozen)
     progress: BeforeTraining | None = None,
-) -> Giving:
+) -> Contributions:
     """What each client gives, by training without it.
 
     A client that is left out is served as a newcomer is, so that its rows are tested all
@@ -230,7 +232,9 @@ def who_gives(
             without = trainer.rows(seed, everybody - {player})
             rows.append(_labelled(without, name, seed))
     # The base is the training with all; a gain of the training without is the others'.
-    others = {name: [it for it in first.names if it != name] for name in names}
+    others = {}
+    for name in names:
+        others[name] = [other for other in first.names if other != name]
     gains = mean_gains(pl.concat(rows), ALL, score, clients=others)
     values: list[Interval | None] = [None] * len(players)
     if shapley:
@@ -239,16 +243,16 @@ def who_gives(
             if is_sampled
             else _exact(trainer, score)
         )
-    gifts = [
-        Gift(name, _negative(gains[name]), value)
+    contributions = [
+        Contribution(name, _negative(gains[name]), value)
         for name, value in zip(names, values, strict=True)
     ]
-    return Giving(
+    return Contributions(
         first.stored.method,
         metric,
         len(runs),
         trainer.trainings,
-        tuple(gifts),
+        tuple(contributions),
         is_sampled,
     )
 
@@ -384,12 +388,10 @@ def _require_alike(runs: Sequence[OpenedRun]) -> None:
     """Require runs of one method and data, with different seeds."""
     first = runs[0].manifest
     for run in runs[1:]:
-        # A table's inputs may differ from split to split.
-        same = all(
-            run.manifest[table].get(key) == value
-            for table, keys in (("algorithm", first["algorithm"]), ("model", _ALIKE))
-            for key, value in ((key, first[table][key]) for key in keys)
-        )
+        same = run.manifest["algorithm"] == first["algorithm"]
+        # A table's inputs, and so the size of its model, may differ from split to split.
+        for key in _ALIKE:
+            same = same and run.manifest["model"].get(key) == first["model"][key]
         require(
             same,
             f"{run.path} has another method or model than {runs[0].path}; name runs that"

@@ -39,7 +39,7 @@ from fedtailor.lab.baselines import (
 from fedtailor.lab.experiments.compared_runs import KEEP_CORRELATED
 from fedtailor.lab.report.comparison import slug
 from fedtailor.lab.results.coverage import calibration_of_rows, predicted_kind
-from fedtailor.lab.results.decision_file import decision_of, digest_of
+from fedtailor.lab.results.decision_file import decision_of
 from fedtailor.lab.results.experiment import StoredExperiment, experiments
 from fedtailor.lab.results.stored import StoredRun
 from fedtailor.lab.results.test_values import rows_of
@@ -104,8 +104,7 @@ def finalize(
     runs, baselines = experiment.runs[scenario], _kept_baselines(experiment, scenario)
     used = _methods(verdict, {**runs, **baselines}, method, use)
     runs = {**runs, **baselines}
-    folder = results / experiment.index.name
-    target = folder / DEFAULT_FOLDER if out is None else out
+    target = experiment.folder / DEFAULT_FOLDER if out is None else out
     _require_free(target, is_default=out is None)
     labels = list(dict.fromkeys([used[None], *used.values()]))
     # Baselines are trained on inputs as they are.
@@ -145,7 +144,7 @@ def finalize(
                 metric=metric,
                 splits=len(experiment.index.seeds),
                 rows=int(data.sizes["train"].sum()),
-                digest_of=digest_of(experiment),
+                digest_of=experiment.digest,
                 kept=int(data.sizes["test"].sum()),
             )
             record.write(temporary)
@@ -159,14 +158,14 @@ def finalize(
 
 def is_current(experiment: StoredExperiment) -> bool:
     """Whether the folder of a comparison holds final models of its present runs."""
-    folder = experiment.results / experiment.index.name / DEFAULT_FOLDER
+    folder = experiment.folder / DEFAULT_FOLDER
     if not (folder / RECORD).is_file():
         return False
     try:
         record = read_final(folder)
     except ValueError:
         return False
-    return record.digest_of == digest_of(experiment)
+    return record.digest_of == experiment.digest
 
 
 def _experiment(results: Path, name: str | None) -> StoredExperiment:

@@ -1,4 +1,4 @@
-"""`forget`, which retrains a run without one of its clients.
+"""`unlearn`, which retrains a run without one of its clients.
 
 Retraining (exact unlearning: Cao and Yang 2015) needs no argument about what weights
 remember. Everything that was learned from data is learned again, including the
@@ -20,7 +20,7 @@ from fedtailor.engine.training import Training
 from fedtailor.engine.training.callbacks import as_callbacks
 
 
-def forget(
+def unlearn(
     run: OpenedRun,
     client: str,
     directory: Path | str,
@@ -50,7 +50,7 @@ def forget(
         ...     ft.FedAvg(), federation, ft.models.logistic(), rounds=2, directory="runs/all"
         ... )
         >>> kept = ft.open("runs/all", federation=federation)
-        >>> len(ft.forget(kept, federation.names[3], "runs/without").federation)
+        >>> len(ft.unlearn(kept, federation.names[3], "runs/without").federation)
         19
     """
     path = Path(directory)

@@ -26,7 +26,7 @@ clients send in addition if `SGD` is private.
 
 Update = Mapping[str, ClientRows]
 
-Stage = Literal["mean", "bound", "noise", "lies", "entries", "numbers"]
+Stage = Literal["mean", "bound", "noise", "byzantine", "entries", "numbers"]
 """What a transform does to an update. An uplink has at most one transform of each stage,
 in this order: noise must come after a bound and before compression. The server undoes them
 in the opposite order, so that what takes the place of its mean comes last.

@@ -16,7 +16,7 @@ import json
 import re
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
@@ -324,23 +324,27 @@ def check_choice_at(name: str, names: Sequence[str], place: KeyPath, what: str) 
 # --------------------------------------------------------------------------------------
 
 
-def to_json(value: Any) -> Any:
+def to_json(value: Any, leaf: Callable[[Any], Any] = lambda value: value) -> Any:
     """Convert a dataclass of plain values, recursively, to what `parse` reads: the
     content of a JSON file, in which None is null.
+
+    Args:
+        value: the dataclass, or a mapping or sequence of such values.
+        leaf: converts what is neither.
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         hints = typing.get_type_hints(type(value), include_extras=True)
         return {
             _key_in_files(field.name, hints[field.name]): to_json(
-                getattr(value, field.name)
+                getattr(value, field.name), leaf
             )
             for field in dataclasses.fields(value)
         }
     if isinstance(value, Mapping):
-        return {key: to_json(part) for key, part in value.items()}
+        return {key: to_json(part, leaf) for key, part in value.items()}
     if isinstance(value, list | tuple):
-        return [to_json(part) for part in value]
-    return value
+        return [to_json(part, leaf) for part in value]
+    return leaf(value)
 
 
 def _key_in_files(name: str, annotation: Any) -> str:

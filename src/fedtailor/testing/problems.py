@@ -21,7 +21,7 @@ from fedtailor.data.federation import Federation, Ragged
 from fedtailor.engine.executors import DeviceExecutor, Settings
 from fedtailor.engine.runs import simulate
 from fedtailor.engine.training import Training
-from fedtailor.engine.training.late import LateClients
+from fedtailor.engine.training.asynchronous import LateClients
 from fedtailor.engine.training.participation import Participation
 from fedtailor.models import Model
 from fedtailor.models.layered import Layered

@@ -169,7 +169,7 @@ def test_a_new_transform_is_one_file(tmp_path, monkeypatch):
             ValueError,
             match=(
                 r"applies Halve before Clip; .* then gaussian-noise or halve, then"
-                r" lies, then top-k"
+                r" byzantine, then top-k"
             ),
         ):
             check_stages((halve, Clip()))

@@ -1,4 +1,4 @@
-"""Robust means of what clients send, clients that lie, and what excludes what."""
+"""Robust means of what clients send, Byzantine clients, and what excludes what."""
 
 import jax
 import numpy as np
@@ -6,8 +6,14 @@ import pytest
 
 from conformance.examples import PLAIN
 from fedtailor.aggregation import robust
-from fedtailor.aggregation.pipelines import Cast, Clip, GaussianNoise, Lies, RobustMean
-from fedtailor.aggregation.pipelines.lies import largest_unnoticed
+from fedtailor.aggregation.pipelines import (
+    Byzantine,
+    Cast,
+    Clip,
+    GaussianNoise,
+    RobustMean,
+)
+from fedtailor.aggregation.pipelines.byzantine import largest_unnoticed
 from fedtailor.algorithms import (
     CFL,
     IFCA,
@@ -18,7 +24,7 @@ from fedtailor.algorithms import (
     FedPer,
     PFedMe,
 )
-from fedtailor.data.federation import liars_among
+from fedtailor.data.federation import byzantine_clients
 from fedtailor.engine.runs import run, simulate
 from fedtailor.protocol import Diverged
 from fedtailor.testing import classification, softmax_model
@@ -83,7 +89,7 @@ def test_without_trimming_the_mean_is_what_it_was_in_every_method(algorithm):
     with float64():
         model = mlp_model()
         plain = trained(algorithm, 4, model)
-        trimmed = trained(algorithm, 4, model, uplink=(RobustMean(liars=0),))
+        trimmed = trained(algorithm, 4, model, uplink=(RobustMean(byzantine=0),))
         for ours, theirs in zip(
             jax.tree.leaves(trimmed.server), jax.tree.leaves(plain.server), strict=True
         ):
@@ -99,63 +105,67 @@ def test_the_order_in_which_clients_are_listed_changes_nothing():
                 FEDAVG,
                 listed,
                 softmax_model("float32"),
-                uplink=(transform, Lies("random", share=0.25)),
+                uplink=(transform, Byzantine("random", share=0.25)),
             )
             training.advance()
             models.append(np.asarray(training.server.model))
         np.testing.assert_allclose(*models, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("lie", ["nan", "huge", "sign-flip", "scale", "random"])
-def test_a_robust_mean_stays_among_the_honest(lie):
+@pytest.mark.parametrize("attack", ["nan", "huge", "sign-flip", "scale", "random"])
+def test_a_robust_mean_stays_among_the_honest(attack):
     sent, start = sent_in_the_first_round()
-    lies = Lies(lie, 0.25, 1e3)
+    attacks = Byzantine(attack, 0.25, 1e3)
     training = simulate(FEDAVG, classification(CLIENTS), softmax_model("float32"))
-    honest = sent[~liars_among(training.population.ids, 0.25, 0)]
+    honest = sent[~byzantine_clients(training.population.ids, 0.25, 0)]
     radius = np.linalg.norm(honest - start, axis=1).max()
     for rule in ("median", "multi-krum", "geometric-median", "centred-clipping"):
-        uplink = (RobustMean(rule, liars=0.25), lies)
+        uplink = (RobustMean(rule, byzantine=0.25), attacks)
         moved = trained(rounds=1, uplink=uplink).server.model[0] - start
         assert np.linalg.norm(moved) <= radius * (1 + 1e-5)
 
 
-def test_lies_ruin_the_mean():
+def test_attacks_ruin_the_mean():
     with pytest.raises(Diverged):
-        trained(rounds=2, uplink=(Lies("nan"),))
+        trained(rounds=2, uplink=(Byzantine("nan"),))
     honest = trained().server.model[0]
-    lied = trained(rounds=1, uplink=(Lies("huge"),)).server.model[0]
-    assert np.abs(np.asarray(lied)).min() > 1e28
-    scaled = trained(uplink=(Lies("sign-flip", factor=100),)).server.model[0]
+    attacked = trained(rounds=1, uplink=(Byzantine("huge"),)).server.model[0]
+    assert np.abs(np.asarray(attacked)).min() > 1e28
+    scaled = trained(uplink=(Byzantine("sign-flip", factor=100),)).server.model[0]
     assert np.abs(scaled - honest).max() > 1
 
 
-def test_lies_by_hand():
+def test_attacks_by_hand():
     sent, start = sent_in_the_first_round()
     training = simulate(FEDAVG, classification(CLIENTS), softmax_model("float32"))
-    lies = liars_among(training.population.ids, 0.25, 0)
-    assert lies.sum() == 2
+    attackers = byzantine_clients(training.population.ids, 0.25, 0)
+    assert attackers.sum() == 2
     mean = sent.mean(axis=0)
-    change = (sent - start)[lies].sum(axis=0) / CLIENTS
-    for lie, expected in (
-        (Lies("sign-flip", 0.25, 3.0), mean - 4 * change),
-        (Lies("scale", 0.25, 3.0), mean + 2 * change),
+    change = (sent - start)[attackers].sum(axis=0) / CLIENTS
+    for attack, expected in (
+        (Byzantine("sign-flip", 0.25, 3.0), mean - 4 * change),
+        (Byzantine("scale", 0.25, 3.0), mean + 2 * change),
     ):
-        found = trained(rounds=1, uplink=(lie,)).server.model[0]
+        found = trained(rounds=1, uplink=(attack,)).server.model[0]
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
-    # 8 clients, of which 2 lie: 5 - 2 = 3 supporters of 6 honest ones, so z = 0
+    # 8 clients, of which 2 are Byzantine: 5 - 2 = 3 supporters of 6 honest ones, so z = 0
     assert largest_unnoticed(8, 2) == 0
-    # 50 clients, 24 liars: 2 supporters of 26 (table in Baruch et al., z = 1.43)
+    # 50 clients, 24 attackers: 2 supporters of 26 (table in Baruch et al., z = 1.43)
     assert largest_unnoticed(50, 24) == pytest.approx(1.426, abs=1e-3)
     z = largest_unnoticed(CLIENTS, 4)
-    lied = trained(rounds=1, uplink=(Lies("little-is-enough", 0.5),)).server.model[0]
-    liar = mean - z * sent.std(axis=0)
-    four = liars_among(training.population.ids, 0.5, 0)
-    expected = (sent[~four].sum(axis=0) + 4 * liar) / CLIENTS
-    np.testing.assert_allclose(lied, expected, rtol=0, atol=1e-6)
+    attacked = trained(
+        rounds=1, uplink=(Byzantine("little-is-enough", 0.5),)
+    ).server.model[0]
+    attacker = mean - z * sent.std(axis=0)
+    four = byzantine_clients(training.population.ids, 0.5, 0)
+    expected = (sent[~four].sum(axis=0) + 4 * attacker) / CLIENTS
+    np.testing.assert_allclose(attacked, expected, rtol=0, atol=1e-6)
 
 
 def test_nobody_honest_leaves_the_model_where_it_is():
-    training = trained(rounds=1, uplink=(RobustMean("median"), Lies("nan", share=1)))
+    training = trained(
+        rounds=1, uplink=(RobustMean("median"), Byzantine("nan", share=1))
+    )
     # The mean of equal vectors is rounded.
     np.testing.assert_allclose(
         training.server.model[0], training.initial(0), rtol=0, atol=1e-6
@@ -209,13 +219,13 @@ def test_a_run_is_resumed_with_its_centre(tmp_path):
         (FedAvg(), (RobustMean(),), "set weights = 'uniform' of fedavg"),
         (
             FEDAVG,
-            (RobustMean("krum", liars=0.45),),
-            "krum of 8 vectors in a round cannot stand 4 liars, for which it needs 11",
+            (RobustMean("krum", byzantine=0.45),),
+            "krum of 8 vectors in a round cannot stand 4 Byzantine clients, for which it needs 11",
         ),
         (
             FEDAVG,
             (RobustMean("median", bucket=4),),
-            "median of 2 vectors in a round cannot stand 2 liars.*lower liars or bucket",
+            "median of 2 vectors in a round cannot stand 2 Byzantine.*lower byzantine or bucket",
         ),
         (FEDAVG, (Clip(), RobustMean()), "applies Clip before RobustMean"),
         (
@@ -240,13 +250,13 @@ def test_what_excludes_what_is_told_in_one_line(algorithm, uplink, message):
     ("make", "message"),
     [
         (lambda: RobustMean("mode"), "rule is 'mode'"),
-        (lambda: RobustMean(liars=0.5), "liars is 0.5"),
+        (lambda: RobustMean(byzantine=0.5), "byzantine is 0.5"),
         (lambda: RobustMean(bucket=0), "bucket is 0"),
         (lambda: RobustMean(radius=0.0), "radius is 0.0"),
         (lambda: RobustMean(steps=0), "steps is 0"),
-        (lambda: Lies("white"), "lie is 'white'"),
-        (lambda: Lies(share=2), "share is 2"),
-        (lambda: Lies(factor=0), "factor is 0"),
+        (lambda: Byzantine("white"), "attack is 'white'"),
+        (lambda: Byzantine(share=2), "share is 2"),
+        (lambda: Byzantine(factor=0), "factor is 0"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(make, message):
@@ -255,11 +265,13 @@ def test_settings_that_make_no_sense_are_refused(make, message):
 
 
 def test_a_mean_that_follows_nan_is_no_matter_of_the_rate():
-    with pytest.raises(Diverged, match="told to send: put a robust-mean before lies"):
+    with pytest.raises(
+        Diverged, match="told to send: put a robust-mean before byzantine"
+    ):
         run(
             FEDAVG,
             classification(CLIENTS),
             softmax_model("float32"),
             rounds=2,
-            uplink=Lies("nan"),
+            uplink=Byzantine("nan"),
         )

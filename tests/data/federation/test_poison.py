@@ -1,9 +1,14 @@
-"""Poisoned training data: who lies, and what changes."""
+"""Poisoned training data: who byzantine, and what changes."""
 
 import numpy as np
 import pytest
 
-from fedtailor.data.federation import BackDoor, WrongLabels, from_arrays, liars_among
+from fedtailor.data.federation import (
+    BackDoor,
+    WrongLabels,
+    byzantine_clients,
+    from_arrays,
+)
 from fedtailor.protocol import client_ids
 
 CLASSES = 3
@@ -30,26 +35,28 @@ def splits(federation, split):
 
 def test_liars_are_a_share_whatever_their_order():
     ids = client_ids([f"client {i}" for i in range(20)])
-    lies = liars_among(ids, 0.2, seed=3)
-    assert lies.sum() == 4
+    byzantine = byzantine_clients(ids, 0.2, seed=3)
+    assert byzantine.sum() == 4
     shuffle = np.random.default_rng(0).permutation(20)
-    np.testing.assert_array_equal(liars_among(ids[shuffle], 0.2, 3), lies[shuffle])
-    assert (liars_among(ids, 0.2, seed=4) != lies).any()
-    assert not liars_among(ids, 0, 3).any() and liars_among(ids, 1, 3).all()
+    np.testing.assert_array_equal(
+        byzantine_clients(ids[shuffle], 0.2, 3), byzantine[shuffle]
+    )
+    assert (byzantine_clients(ids, 0.2, seed=4) != byzantine).any()
+    assert not byzantine_clients(ids, 0, 3).any() and byzantine_clients(ids, 1, 3).all()
 
 
 @pytest.mark.parametrize("labels", ["flip", "random"])
 def test_only_training_labels_of_liars_change(labels):
     before = federation()
     after = WrongLabels(share=1 / 3, labels=labels)(before, seed=1)
-    lies = np.zeros(len(before), bool)
-    lies[before.seen] = liars_among(before.ids[before.seen], 1 / 3, 1)
-    assert lies.sum() == 3 and not lies[before.names.index("j")]
+    byzantine = np.zeros(len(before), bool)
+    byzantine[before.seen] = byzantine_clients(before.ids[before.seen], 1 / 3, 1)
+    assert byzantine.sum() == 3 and not byzantine[before.names.index("j")]
     for split in ("train", "test"):
         for (name, old), new, lie in zip(
             splits(before, split).items(),
             splits(after, split).values(),
-            lies,
+            byzantine,
             strict=True,
         ):
             np.testing.assert_array_equal(old.x, new.x)

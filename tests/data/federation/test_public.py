@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import fedtailor as ft
-from fedtailor.data.federation import Rotations, load, load_share, save, set_aside
+from fedtailor.data.federation import Rotations, load, load_shard, save, set_aside
 from fedtailor.testing import classification
 
 UNSEEN = np.array([False, True, False, False, False])
@@ -58,7 +58,7 @@ def test_a_file_keeps_it_and_the_digest_tells_it(tmp_path):
 def test_each_share_of_a_federation_has_it(tmp_path):
     federation = set_aside(plain(), 0.2)
     path = save(federation, tmp_path / "federation.safetensors")
-    for part in (ft.federation.share(federation, 1, of=2), load_share(path, 1, of=2)):
+    for part in (ft.federation.shard(federation, 1, of=2), load_shard(path, 1, of=2)):
         np.testing.assert_array_equal(part.own.public, federation.public)
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from conformance.problems import classification, softmax_model
 from fedtailor.algorithms import Ditto
-from fedtailor.data.federation import share
+from fedtailor.data.federation import shard
 from fedtailor.engine.executors import Settings
 from fedtailor.engine.runs import run, simulate
 from fedtailor.engine.storage.run_files import LEDGER, METRICS
@@ -36,7 +36,7 @@ def start(directory, rounds, kind="whole", resume=False):
     federation = classification(unseen=[False, False, True, False, False])
     finished = run(
         Ditto(sgd=SGD(lr=0.1, momentum=0.9, epochs=2, batch_size=8)),
-        share(federation) if kind == "share" else federation,
+        shard(federation) if kind == "shard" else federation,
         softmax_model("float32"),
         rounds,
         directory=directory,
@@ -45,7 +45,7 @@ def start(directory, rounds, kind="whole", resume=False):
         settings=Settings(canonical=True),
         resume=resume,
     )
-    if kind == "share" and jax.process_count() > 1:
+    if kind == "shard" and jax.process_count() > 1:
         # Nobody holds the examples and states of others, and all can ask for a model and
         # draw from the examples of all.
         executor = finished.executor
@@ -65,7 +65,7 @@ def start(directory, rounds, kind="whole", resume=False):
     reason="this JAX has no gloo collectives",
 )
 @pytest.mark.parametrize(
-    ("processes", "kind"), [(2, "whole"), (2, "share"), (4, "share")]
+    ("processes", "kind"), [(2, "whole"), (2, "shard"), (4, "shard")]
 )
 def test_processes_give_what_one_gives(tmp_path, processes, kind):
     with socket.create_server(("127.0.0.1", 0)) as free:

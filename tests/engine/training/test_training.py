@@ -19,7 +19,7 @@ from conformance.problems import (
     softmax_model,
     train,
 )
-from fedtailor.aggregation.pipelines import Lies
+from fedtailor.aggregation.pipelines import Byzantine
 from fedtailor.algorithms import IFCA, UCFL, Ditto, FedAMP, FedAvg, FineTune, Local
 from fedtailor.data.federation import Ragged
 from fedtailor.engine.executors.map_clients import balanced_order
@@ -355,6 +355,6 @@ def test_an_answer_that_a_transform_makes_nan_ends_in_the_line_of_training(algor
             classification(),
             softmax_model("float32"),
             2,
-            uplink=(Lies("nan", share=0.4),),
+            uplink=(Byzantine("nan", share=0.4),),
         )
     assert "\n" not in str(diverged.value)

@@ -22,7 +22,7 @@ def test_federations_are_as_described(name):
     assert len(federation) == 20
     assert federation.train.sizes.sum() + federation.test.sizes.sum() == 1797
     if federation.groups is None:
-        assert name in ("digits-label-shift", "digits-liars")
+        assert name in ("digits-label-shift", "digits-byzantine")
     else:
         np.testing.assert_array_equal(np.bincount(federation.groups), [5, 5, 5, 5])
         assert set(federation.train.sizes) <= {70, 71, 72, 73, 74}

@@ -11,7 +11,6 @@ import pytest
 from fedtailor.aggregation.accounting import WIRELESS_PRESETS
 from fedtailor.engine.storage.comparison_index import ScenarioUse
 from fedtailor.engine.storage.digests import with_digest
-from fedtailor.lab.experiments.experiment import METRICS
 from fedtailor.lab.report import overview
 from fedtailor.lab.report.comparison import tables
 from fedtailor.lab.results.experiment import StoredExperiment
@@ -93,10 +92,6 @@ def expected(measure, run):
             "max_test": lambda: max(means.values()),
         }[measure]()
     )
-
-
-def test_measures_are_those_that_experiments_may_ask_for():
-    assert tuple(MEASURES) == METRICS
 
 
 @pytest.mark.parametrize("measure", MEASURES)

@@ -8,9 +8,11 @@ import polars as pl
 import pytest
 from polars.testing import assert_frame_equal
 
+from fedtailor.engine.storage.run_files import SUMMARY
 from fedtailor.lab.results import decision_file
 from fedtailor.lab.results.decision import decide
 from fedtailor.lab.results.decision_file import DECISION, decision_of, decisions_of
+from fedtailor.protocol.plain import to_json
 from fedtailor.statistics.decision.frames import frame_from_json, frame_to_json
 from lab.results.test_decision import build
 
@@ -54,10 +56,21 @@ def test_other_runs_or_a_damaged_file_make_it_anew(tmp_path):
     )
     assert path.read_bytes() == kept
     run = experiment.results / experiment.index.method_runs[0].run
-    summary = next(file for file in run.iterdir() if file.name == decision_file.SUMMARY)
+    summary = run / SUMMARY
     summary.write_bytes(summary.read_bytes() + b"\n")
-    decisions_of(experiment)
+    decisions_of(build_again(experiment))
     assert json.loads(path.read_bytes())["rests_on"] != json.loads(kept)["rests_on"]
+
+
+def test_a_file_of_other_code_is_made_again(tmp_path, monkeypatch):
+    """Its sentences would be those of before."""
+    experiment = build(tmp_path)
+    path = experiment.folder / DECISION
+    monkeypatch.setattr(decision_file, "_deciding_code", lambda: "older")
+    decisions_of(experiment)
+    monkeypatch.undo()
+    decisions_of(experiment)
+    assert json.loads(path.read_bytes())["code"] != "older"
 
 
 def test_the_file_is_json_without_nan(tmp_path):
@@ -69,7 +82,9 @@ def test_the_file_is_json_without_nan(tmp_path):
 
 def test_numbers_keep_their_bits():
     numbers = {"a": [math.nan, -math.inf, 1 / 3, None], "b": {"float": "nan"}}
-    plain = json.loads(json.dumps(decision_file._plain(numbers), allow_nan=False))
+    plain = json.loads(
+        json.dumps(to_json(numbers, decision_file._leaf), allow_nan=False)
+    )
     found = decision_file._with_floats(plain)["a"]
     assert math.isnan(found[0]) and found[1:] == numbers["a"][1:]
     frame = pl.DataFrame(

@@ -20,7 +20,7 @@ from fedtailor.lab.results.decision import decide
 from fedtailor.lab.results.experiment import COMPARISON_INDEX, StoredExperiment
 from fedtailor.lab.results.units import unit_of
 from fedtailor.lab.results.verdict_text import headline_of, hurt_sentences
-from fedtailor.lab.results.words import SENTENCES, USES, sentence_of, use_of
+from fedtailor.lab.results.words import WORDS, sentence_of, use_of
 from fedtailor.statistics.decision.intervals import Interval
 from lab.report.results import NAME
 from lab.results.test_decision import SEEDS, build, make_run
@@ -258,7 +258,7 @@ def test_of_methods_that_are_as_good_the_simplest_is_named_with_a_sentence(tmp_p
     verdict = decide(build(tmp_path), "shift").verdict
     (use,) = (line for line in verdict.headline if line.startswith("Use "))
     assert use == (
-        f"Use LOCAL: {SENTENCES['local']}. On validation data it is the best, and the"
+        f"Use LOCAL: {WORDS['local'].sentence}. On validation data it is the best, and the"
         " simplest of those that tie with it within a standard error (SHARED, OTHER)."
     )
     # Two seeds tell nothing of other seeds.
@@ -341,7 +341,7 @@ def test_infinite_intervals_are_said_in_words(tmp_path):
     assert str(table.rows[0][3]) == "too few rows"
 
 
-@pytest.mark.parametrize("method", [*USES, "fedprox", "scaffold", "ifca", "nobody's"])
+@pytest.mark.parametrize("method", [*WORDS, "fedprox", "scaffold", "ifca", "nobody's"])
 def test_every_method_has_words(method):
     assert 0 < len(use_of(method)) < 25
     assert sentence_of(method) and not sentence_of(method).endswith(".")

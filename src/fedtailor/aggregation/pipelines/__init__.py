@@ -12,20 +12,20 @@ from typing import get_args
 
 from fedtailor._base.choice import require
 from fedtailor._base.entry_points import find_registered, import_modules
+from fedtailor.aggregation.pipelines.byzantine import Byzantine
 from fedtailor.aggregation.pipelines.cast import Cast
 from fedtailor.aggregation.pipelines.clip import Clip
 from fedtailor.aggregation.pipelines.gaussian_noise import GaussianNoise
-from fedtailor.aggregation.pipelines.lies import Lies
 from fedtailor.aggregation.pipelines.quantize import Quantize
 from fedtailor.aggregation.pipelines.robust_mean import RobustMean
 from fedtailor.aggregation.pipelines.top_k import TopK
 from fedtailor.protocol import Pipeline, Stage, Transform
 
 __all__ = [
+    "Byzantine",
     "Cast",
     "Clip",
     "GaussianNoise",
-    "Lies",
     "Quantize",
     "RobustMean",
     "TopK",
@@ -64,7 +64,7 @@ def transform_names() -> list[str]:
     Example:
         >>> from fedtailor.aggregation.pipelines import transform_names
         >>> transform_names()
-        ['robust-mean', 'clip', 'gaussian-noise', 'lies', 'top-k', 'cast', 'quantize']
+        ['robust-mean', 'clip', 'gaussian-noise', 'byzantine', 'top-k', 'cast', 'quantize']
     """
     stages = [*get_args(Stage), None]
     return sorted(

@@ -56,16 +56,16 @@ class RobustMean(Transform):
                       scaled likewise (Karimireddy et al. 2021)
     ================  ==================================================================
 
-    n reporters may have up to f = `liars` n liars among them, rounded up. A vector with a
-    number that is NaN or infinite counts as a liar's, and is left out first.
+    n reporters may have up to f = `byzantine` n Byzantine clients among them, rounded up.
+    A vector with a number that is NaN or infinite counts as theirs, and is left out first.
 
-    Clients weigh alike, as a liar could claim any number of samples. It is for methods
+    Clients weigh alike, as a Byzantine client could claim any number of samples. It is for methods
     whose server takes sums only, of clients that start from one model: FedAvg, Ditto and
     all whose clients keep a part, but not those with a model for each cluster.
 
     Example:
-        >>> from fedtailor.aggregation.pipelines import Lies, RobustMean
-        >>> uplink = (RobustMean("median"), Lies("huge", share=0.2))
+        >>> from fedtailor.aggregation.pipelines import Byzantine, RobustMean
+        >>> uplink = (RobustMean("median"), Byzantine("huge", share=0.2))
         >>> safe = ft.run(
         ...     ft.FedAvg(weights="uniform"),
         ...     federation,
@@ -82,7 +82,7 @@ class RobustMean(Transform):
 
     rule: Rule = "trimmed-mean"
     """What takes the place of the mean."""
-    liars: float = 0.2
+    byzantine: float = 0.2
     """The share of the reporters that may lie, below 0.5."""
     bucket: int = 1
     """Reporters whose mean is one vector for the rule, drawn anew in each round: 2 or more
@@ -99,8 +99,9 @@ class RobustMean(Transform):
         rules = get_args(Rule)
         require_one_of(self.rule, rules, "rule")
         require(
-            0 <= self.liars < 0.5,
-            f"liars is {self.liars}; it must be a share from 0 to below 0.5, as no rule"
+            0 <= self.byzantine < 0.5,
+            f"byzantine is {self.byzantine}; it must be a share from 0 to below 0.5, as no"
+            " rule"
             " can stand more",
         )
         require(self.bucket >= 1, f"bucket is {self.bucket}; it must be 1 or more")
@@ -127,20 +128,22 @@ class RobustMean(Transform):
         weights = getattr(algorithm, "weights", "uniform")
         require(
             weights == "uniform",
-            "a robust mean needs clients that weigh alike, as a liar could claim any"
+            "a robust mean needs clients that weigh alike, as a Byzantine client"
+            " could claim any"
             f" number of samples: set weights = 'uniform' of {name}, not {weights!r}",
         )
 
     def init_server(self, population: Population) -> PyTree:
         reporters = population.reporters_per_round
         vectors = math.ceil(reporters / self.bucket)
-        liars = self._liars(reporters)
-        needed = 2 * liars + (2 if self.rule in ("krum", "multi-krum") else 0)
+        byzantine = self._most_byzantine(reporters)
+        needed = 2 * byzantine + (2 if self.rule in ("krum", "multi-krum") else 0)
         require(
             needed < vectors or self.rule == "norm-bound",
-            f"{self.rule} of {vectors} vectors in a round cannot stand {liars} liars,"
+            f"{self.rule} of {vectors} vectors in a round cannot stand {byzantine} Byzantine"
+            " clients,"
             f" for which it needs {needed + 1}; have more clients report, or lower"
-            " liars" + (" or bucket" if self.bucket > 1 else ""),
+            " byzantine" + (" or bucket" if self.bucket > 1 else ""),
         )
         # The average change of the round before, by kind, for centred-clipping.
         return {"centre": {}}
@@ -180,10 +183,10 @@ class RobustMean(Transform):
             )
         return decoded, {"centre": centres}
 
-    def _liars(self, reporters: int) -> int:
+    def _most_byzantine(self, reporters: int) -> int:
         """f: the number of reporters that may lie."""
         # 1e-9 makes 0.2 of 5 equal to 1 in floating point.
-        return math.ceil(self.liars * reporters - 1e-9)
+        return math.ceil(self.byzantine * reporters - 1e-9)
 
     def _average(
         self,
@@ -205,21 +208,21 @@ class RobustMean(Transform):
         x: Any = changes[is_finite]
         if not len(x):
             return np.zeros(changes.shape[1])
-        liars = max(self._liars(len(changes)) - int((~is_finite).sum()), 0)
+        byzantine = max(self._most_byzantine(len(changes)) - int((~is_finite).sum()), 0)
         if self.bucket > 1:
             rng = cohort.rng("buckets", among_reporters=True)
             x = robust.bucket_means(x, self.bucket, rng.permutation(len(x)))
         # Fewer may have answered than were asked.
-        liars = min(liars, (len(x) - 1) // 2)
+        byzantine = min(byzantine, (len(x) - 1) // 2)
         match self.rule:
             case "median":
                 return robust.coordinate_median(x)
             case "trimmed-mean":
-                return robust.trimmed_mean(x, liars)
+                return robust.trimmed_mean(x, byzantine)
             case "krum":
-                return robust.krum(x, liars)
+                return robust.krum(x, byzantine)
             case "multi-krum":
-                return robust.krum(x, liars, keep=max(len(x) - liars - 2, 1))
+                return robust.krum(x, byzantine, keep=max(len(x) - byzantine - 2, 1))
             case "geometric-median":
                 return robust.geometric_median(x)
             case "norm-bound":

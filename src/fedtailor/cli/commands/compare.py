@@ -33,7 +33,7 @@ from fedtailor.engine.executors import Settings
 from fedtailor.lab.experiments.compare import Comparison
 from fedtailor.lab.experiments.experiment import in_precision, load_experiment
 from fedtailor.lab.experiments.plan import PlannedRuns
-from fedtailor.lab.experiments.sharing import Shard
+from fedtailor.lab.experiments.sharding import Shard
 from fedtailor.lab.report.comparison import format_parameters
 from fedtailor.lab.report.document import show
 from fedtailor.lab.report.overview import duration

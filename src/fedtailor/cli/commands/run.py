@@ -60,7 +60,7 @@ class Options:
     --participation, independently of the others, as the accounting of noise assumes."""
     uplink: tuple[str, ...] = ()
     """What happens to an update on its way to the mean: robust-mean:median, clip:0.5,
-    gaussian-noise:1.0,norm=0.5, lies:sign-flip (in a simulation), top-k:0.01, quantize,
+    gaussian-noise:1.0,norm=0.5, byzantine:sign-flip (in a simulation), top-k:0.01, quantize,
     cast:bfloat16 (`fedtailor.aggregation.pipelines`), in this order."""
     late: str | None = None
     """A server that does not wait for late clients: the number of answers for a step,

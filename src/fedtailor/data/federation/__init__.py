@@ -15,9 +15,9 @@ from fedtailor.data.federation.partition import (
     Shards,
     Stratified,
 )
-from fedtailor.data.federation.poison import BackDoor, WrongLabels, liars_among
+from fedtailor.data.federation.poison import BackDoor, WrongLabels, byzantine_clients
 from fedtailor.data.federation.public import set_aside
-from fedtailor.data.federation.shares import Share, load_share, share
+from fedtailor.data.federation.shards import FederationShard, load_shard, shard
 from fedtailor.data.federation.sizes import LogNormal, PowerLaw, SizeLaw, Uniform
 from fedtailor.data.federation.storage import load, save
 from fedtailor.data.federation.transforms import (
@@ -36,6 +36,7 @@ __all__ = [
     "DirichletByClass",
     "DirichletByClient",
     "Federation",
+    "FederationShard",
     "LabelPermutations",
     "LogNormal",
     "Natural",
@@ -44,22 +45,21 @@ __all__ = [
     "Ragged",
     "Rotations",
     "Shards",
-    "Share",
     "SizeLaw",
     "Split",
     "Stratified",
     "Uniform",
     "WrongLabels",
+    "byzantine_clients",
     "datasets",
     "from_arrays",
     "from_frame",
     "from_npz",
     "from_partition",
-    "liars_among",
     "load",
-    "load_share",
+    "load_shard",
     "save",
     "set_aside",
-    "share",
+    "shard",
     "standardize",
 ]

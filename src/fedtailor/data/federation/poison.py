@@ -1,7 +1,7 @@
 """Training data of clients that lie: wrong labels, and back doors.
 
 As the transforms of groups, a poison is a frozen dataclass of settings; calling it with a
-federation and a seed returns a new federation. Only training rows of the liars change:
+federation and a seed returns a new federation. Only training rows of the Byzantine clients change:
 what they are tested on stays true.
 """
 
@@ -17,28 +17,31 @@ from fedtailor.data.federation.federation import Federation, Ragged
 from fedtailor.protocol import draw_bits, server_rng
 
 
-def liars_among(ids: NDArray[np.uint64], share: float, seed: int) -> NDArray[np.bool_]:
+def byzantine_clients(
+    ids: NDArray[np.uint64], share: float, seed: int
+) -> NDArray[np.bool_]:
     """Which clients lie.
 
     Args:
         ids: of all clients that take part in training [m].
         share: of them that lie, rounded to a whole number of clients.
-        seed: of the choice. The same clients are chosen for poisoned data and for lies
-            about vectors (`fedtailor.aggregation.pipelines.Lies`) of a run with this seed.
+        seed: of the choice. The same clients are chosen for poisoned data and for false
+            messages (`fedtailor.aggregation.pipelines.Byzantine`) of a run with this seed.
 
     Returns:
-        [m] whether each client lies.
+        [m] whether each client is Byzantine.
 
     Example:
-        >>> from fedtailor.data.federation import liars_among
-        >>> int(liars_among(federation.ids, 0.2, seed=0).sum())
+        >>> from fedtailor.data.federation import byzantine_clients
+        >>> int(byzantine_clients(federation.ids, 0.2, seed=0).sum())
         4
     """
     count = round(share * len(ids))
+    # The draw keeps the name that it had first, so that the same clients are chosen.
     order = np.lexsort((ids, draw_bits(seed, "liars", 0, ids)))
-    lies = np.zeros(len(ids), np.bool_)
-    lies[order[:count]] = True
-    return lies
+    byzantine = np.zeros(len(ids), np.bool_)
+    byzantine[order[:count]] = True
+    return byzantine
 
 
 def check_share(share: float) -> None:
@@ -52,7 +55,7 @@ def check_share(share: float) -> None:
 
 @dataclass(frozen=True)
 class WrongLabels:
-    """Liars train on wrong labels (attack A1 of Li et al. 2021, section 3.2).
+    """Byzantine clients train on wrong labels (attack A1 of Li et al. 2021, section 3.2).
 
     Attributes:
         share: of the clients that take part in training.
@@ -77,7 +80,7 @@ class WrongLabels:
         )
 
     def __call__(self, federation: Federation, *, seed: int = 0) -> Federation:
-        """Give the liars wrong labels.
+        """Give the Byzantine clients wrong labels.
 
         Raises:
             ValueError: the targets are not classes.
@@ -95,7 +98,7 @@ class WrongLabels:
 
 @dataclass(frozen=True)
 class BackDoor:
-    """Liars train a back door (Bagdasaryan et al. 2020): half of their examples carry a
+    """Byzantine clients train a back door (Bagdasaryan et al. 2020): half of their examples carry a
     mark, and the label that the attacker wants wherever it sees the mark.
 
     Attributes:
@@ -120,7 +123,7 @@ class BackDoor:
         require(self.size >= 1, f"size is {self.size}; it must be 1 or more")
 
     def __call__(self, federation: Federation, *, seed: int = 0) -> Federation:
-        """Give the liars marked examples.
+        """Give the Byzantine clients marked examples.
 
         Raises:
             ValueError: the targets are not classes, or `target` is none of them.
@@ -185,21 +188,23 @@ def _classes(federation: Federation) -> int:
 def _poisoned(
     federation: Federation, share: float, seed: int, poison: Any
 ) -> Federation:
-    """The federation with other training examples of its liars.
+    """The federation with other training examples of its Byzantine clients.
 
     Args:
         federation: the federation, which is not modified.
         share: of the seen clients that lie.
-        seed: of the choice of liars.
-        poison: (x, y) of all training rows of the liars -> the examples that replace
+        seed: of the choice of Byzantine clients.
+        poison: (x, y) of all training rows of the Byzantine clients -> the examples that replace
             them.
     """
-    lies = np.zeros(len(federation), np.bool_)
-    lies[federation.seen] = liars_among(federation.ids[federation.seen], share, seed)
-    is_poisoned = lies[federation.train.owners]
+    byzantine = np.zeros(len(federation), np.bool_)
+    byzantine[federation.seen] = byzantine_clients(
+        federation.ids[federation.seen], share, seed
+    )
+    is_poisoned = byzantine[federation.train.owners]
     old = federation.train.rows[is_poisoned]
     x, y = poison(federation.x[old], federation.y[old])
-    # Other clients may use the same examples, so that the liars get their own copies.
+    # Other clients may use the same examples, so that these get copies of their own.
     return _replaced(federation, "train", federation.train, is_poisoned, x, y)
 
 

@@ -9,7 +9,7 @@ from fedtailor.engine.executors.kinds import executor_kind
 from fedtailor.engine.executors.lockstep import LockstepGroup
 from fedtailor.engine.executors.newcomer import newcomer_executor
 from fedtailor.engine.executors.settings import Settings
-from fedtailor.engine.executors.share_executor import ShareExecutor
+from fedtailor.engine.executors.shard_executor import ShardExecutor
 
 configure_jax()
 
@@ -18,7 +18,7 @@ __all__ = [
     "DeviceExecutor",
     "LockstepGroup",
     "Settings",
-    "ShareExecutor",
+    "ShardExecutor",
     "executor_kind",
     "newcomer_executor",
 ]

@@ -27,7 +27,7 @@ from fedtailor.engine.executors.devices import Devices, ExchangeRequest
 from fedtailor.engine.executors.examples import examples_of
 from fedtailor.engine.executors.map_clients import balanced_order
 from fedtailor.engine.executors.settings import Settings
-from fedtailor.engine.executors.share_states import read_states, remove_other_states
+from fedtailor.engine.executors.shard_states import read_states, remove_other_states
 from fedtailor.engine.executors.state_file import (
     FileStates,
     remove_unused_states,

@@ -13,13 +13,13 @@ import numpy as np
 
 from fedtailor._base.choice import require
 from fedtailor.aggregation.accounting import Ledger
-from fedtailor.aggregation.pipelines import Lies
-from fedtailor.data.federation import Federation, Share
+from fedtailor.aggregation.pipelines import Byzantine
+from fedtailor.data.federation import Federation, FederationShard
 from fedtailor.data.federation.checks import check_memory
 from fedtailor.engine.executors import (
     DeviceExecutor,
     Settings,
-    ShareExecutor,
+    ShardExecutor,
     executor_kind,
 )
 from fedtailor.engine.runs.baseline import baseline, data_warnings
@@ -88,7 +88,7 @@ class Store:
 
 def run(
     algorithm: Algorithm,
-    federation: Federation | Share,
+    federation: Federation | FederationShard,
     model: Model | Architecture,
     rounds: int,
     *,
@@ -115,8 +115,8 @@ def run(
 
     Args:
         algorithm: the method with its hyper-parameters.
-        federation: who holds which data; or this process's share of it, where several
-            processes train it together (`fedtailor.data.federation.share`).
+        federation: who holds which data; or this process's shard of it, where several
+            processes train it together (`fedtailor.data.federation.shard`).
         model: a `Model`, or an architecture that is bound to the federation's inputs
             and classes.
         rounds: communication rounds (at least 1).
@@ -241,7 +241,7 @@ def run_on(
 
 
 def executor_of(
-    federation: Federation | Share,
+    federation: Federation | FederationShard,
     model: Model | Architecture,
     settings: Settings,
     directory: Path | str | None = None,
@@ -257,7 +257,7 @@ def executor_of(
         isinstance(settings, Settings),
         f"settings is {settings!r}; give fedtailor.Settings(...), or nothing",
     )
-    own = federation.own if isinstance(federation, Share) else federation
+    own = federation.own if isinstance(federation, FederationShard) else federation
     model = bind(model, own)
     check_memory(
         model.size,
@@ -265,15 +265,15 @@ def executor_of(
         f"a model of {model.size:,} numbers",
     )
     folder = None if directory is None else Path(directory)
-    if isinstance(federation, Share):
-        return ShareExecutor(federation, model, settings, directory=folder)
+    if isinstance(federation, FederationShard):
+        return ShardExecutor(federation, model, settings, directory=folder)
     executor_class = executor_kind(settings)
     return executor_class(federation, model, settings, directory=folder)
 
 
 def simulate(
     algorithm: Algorithm,
-    federation: Federation | Share,
+    federation: Federation | FederationShard,
     model: Model | Architecture,
     *,
     seed: int = 0,
@@ -421,10 +421,10 @@ def run_exchanges(
 
 def _explained(error: Diverged, uplink: Pipeline) -> Diverged:
     """The error, which names another cause if clients were told to send such numbers."""
-    lies = {each.lie for each in uplink if isinstance(each, Lies)}
-    if lies.isdisjoint(("nan", "huge")):
+    attacks = {each.attack for each in uplink if isinstance(each, Byzantine)}
+    if attacks.isdisjoint(("nan", "huge")):
         return error
-    cause = "what some clients were told to send: put a robust-mean before lies"
+    cause = "what some clients were told to send: put a robust-mean before byzantine"
     return Diverged(
         error.client, error.round, step=error.step, doing=error.doing, cause=cause
     )

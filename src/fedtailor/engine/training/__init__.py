@@ -2,6 +2,7 @@
 callbacks.
 """
 
+from fedtailor.engine.training.asynchronous import LateClients
 from fedtailor.engine.training.callbacks import (
     AfterRound,
     Callback,
@@ -9,7 +10,6 @@ from fedtailor.engine.training.callbacks import (
     UntilConverged,
     UntilScore,
 )
-from fedtailor.engine.training.late import LateClients
 from fedtailor.engine.training.metrics import Metrics
 from fedtailor.engine.training.participation import (
     Participation,

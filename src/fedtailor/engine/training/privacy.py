@@ -188,7 +188,7 @@ def privacy_account(
         )
         require(
             not any(transform.stage == "mean" for transform in uplink),
-            "a robust mean cannot tell liars from noise, and noise on the mean is no"
+            "a robust mean cannot tell attacks from noise, and noise on the mean is no"
             " noise on a robust one: leave out robust-mean or gaussian-noise",
         )
         for method in methods:

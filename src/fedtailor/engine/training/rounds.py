@@ -27,16 +27,16 @@ from fedtailor._base.choice import require
 from fedtailor.aggregation.accounting import Ledger
 from fedtailor.aggregation.pipelines import check_stages
 from fedtailor.data.federation.checks import check_seed
-from fedtailor.engine.training.costs import record_exchange
-from fedtailor.engine.training.divergence import explained, require_finite_update
-from fedtailor.engine.training.late import (
+from fedtailor.engine.training.asynchronous import (
     AnswerOrder,
     AnswerRecord,
     Arrivals,
     LateClients,
     Replay,
 )
-from fedtailor.engine.training.late_rounds import LateRounds, by_age
+from fedtailor.engine.training.asynchronous_rounds import LateRounds, by_age
+from fedtailor.engine.training.costs import record_exchange
+from fedtailor.engine.training.divergence import explained, require_finite_update
 from fedtailor.engine.training.metrics import Metrics, select_metrics
 from fedtailor.engine.training.networks import check_networks
 from fedtailor.engine.training.noise_alone import aggregate_noise

@@ -11,13 +11,13 @@ import fedtailor.aggregation.pipelines  # registers the transforms
 import fedtailor.algorithms  # noqa: F401  (registers the methods)
 from fedtailor._base.choice import require
 from fedtailor.aggregation.secure_sums import SecureSums
+from fedtailor.engine.training.asynchronous import LateClients
 from fedtailor.engine.training.binding import (
     as_pipeline,
     describe_argument,
     require_algorithm,
     require_model,
 )
-from fedtailor.engine.training.late import LateClients
 from fedtailor.engine.training.participation import Participation, as_participation
 from fedtailor.models import Architecture, Model
 from fedtailor.models.frozen_arrays import FrozenArrays

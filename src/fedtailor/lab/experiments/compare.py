@@ -58,8 +58,8 @@ from fedtailor.lab.experiments.index_entries import (
     require_own_index,
 )
 from fedtailor.lab.experiments.plan import BeforeSetting, PlannedRuns, plan_runs
-from fedtailor.lab.experiments.shared_runs import SharedRuns
-from fedtailor.lab.experiments.sharing import Shard, SharedTask, do_all
+from fedtailor.lab.experiments.sharded_runs import ShardedRuns
+from fedtailor.lab.experiments.sharding import Shard, ShardedTask, do_all
 from fedtailor.lab.trackers import find_trackers
 
 ComparisonProgress = Callable[
@@ -231,7 +231,7 @@ class Comparison:
         """
         require_own_index(self.index, self.source)
         if self.shard is not None:
-            do_all(self.shard.order(SharedRuns(self._runs).tasks()))
+            do_all(self.shard.order(ShardedRuns(self._runs).tasks()))
         lock = DirectoryLock(self.index.parent)
         try:
             self.index.parent.mkdir(parents=True, exist_ok=True)
@@ -341,7 +341,7 @@ class Comparison:
         write_index(self.index, index)
 
 
-def _acquire(lock: DirectoryLock) -> list[SharedTask]:
+def _acquire(lock: DirectoryLock) -> list[ShardedTask]:
     """Acquire a lock as a task."""
     lock.acquire()
     return []

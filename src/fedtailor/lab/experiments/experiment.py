@@ -19,10 +19,12 @@ from fedtailor.engine.training import (
     Sampling,
     as_participation,
 )
-from fedtailor.engine.training.late_tables import late_of_table
+from fedtailor.engine.training.asynchronous_tables import late_of_table
 from fedtailor.lab import scenarios
 from fedtailor.lab.baselines import find_baseline
 from fedtailor.lab.experiments.grid import combinations
+from fedtailor.lab.report.drawing import FIGURES
+from fedtailor.lab.results.measures import MEASURES
 from fedtailor.lab.scenarios.scenario import Scenario
 from fedtailor.lab.trackers import find_tracker
 from fedtailor.models import Architecture, by_client
@@ -41,14 +43,8 @@ from fedtailor.protocol.plain import (
     parse,
 )
 
-METRICS = (
-    *("mean", "weighted", "worst", "worst10", "std"),
-    *("largest10", "unseen", "best_val", "max_test"),
-)
-FIGURES = (
-    *("accuracy-by-round", "accuracy-by-bytes", "accuracy-by-time", "histogram"),
-    *("collaboration", "silhouette", "diagnostics", "fairness", "sweep"),
-)
+MeasureName = Literal[tuple(MEASURES)]  # type: ignore[valid-type]
+FigureName = Literal[tuple(FIGURES)]  # type: ignore[valid-type]
 
 Share = Annotated[float, Field(gt=0)]
 """The clients that report in a round, as a share (up to 1) or a number (from 2)."""
@@ -120,8 +116,8 @@ class _File(_Table):
     track: list[str] = []
     measured: list[str] = []
     baselines: list[str] = []
-    metrics: list[Literal[METRICS]] = Field(["mean", "worst10"], min_length=1)  # type: ignore[valid-type]
-    figures: list[Literal[FIGURES]] = [  # type: ignore[valid-type]
+    metrics: list[MeasureName] = Field(["mean", "worst10"], min_length=1)
+    figures: list[FigureName] = [
         "accuracy-by-round",
         "accuracy-by-bytes",
         "fairness",
@@ -129,7 +125,7 @@ class _File(_Table):
     sgd: dict[str, Any] = {}
     scenarios: dict[str, _Scenario] = Field(min_length=1)
     algorithms: dict[str, _Algorithm] = Field(min_length=1)
-    published: dict[Literal[METRICS], dict[str, dict[str, str | int | float]]] = {}  # type: ignore[valid-type]
+    published: dict[MeasureName, dict[str, dict[str, str | int | float]]] = {}
 
 
 @dataclass(frozen=True)

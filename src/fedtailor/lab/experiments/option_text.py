@@ -13,7 +13,7 @@ from fedtailor._base.choice import require
 from fedtailor.aggregation.pipelines import find_transform
 from fedtailor.aggregation.uplink_tables import uplink_of_tables
 from fedtailor.engine.training import LateClients
-from fedtailor.engine.training.late_tables import SETTINGS, late_of_table
+from fedtailor.engine.training.asynchronous_tables import SETTINGS, late_of_table
 from fedtailor.models import Architecture, find_builder
 from fedtailor.models.plain import architecture_of
 from fedtailor.protocol import Pipeline

@@ -8,14 +8,8 @@ from numpy.typing import NDArray
 
 from fedtailor._base.choice import require
 from fedtailor.engine.storage import Damaged, check
-from fedtailor.engine.storage.run_files import (
-    METRICS,
-    SUMMARY,
-    ended_early,
-    read_frame,
-    read_summary,
-    require_unchanged,
-)
+from fedtailor.engine.storage.run_files import METRICS, SUMMARY, ended_early, read_frame
+from fedtailor.lab.results.stored import StoredRun
 from fedtailor.models.metrics import Metric, find_metric
 
 
@@ -29,20 +23,18 @@ def validation_score(path: Path) -> float | None:
     Raises:
         ValueError: the scenario has no validation data.
     """
-    summary = read_summary(path / SUMMARY)
-    if "diverged" in summary:
+    run = StoredRun(path)
+    if run.diverged:
         return None
-    metric = summary["metric"]
-    require_unchanged(path / METRICS, summary)
-    frame = read_frame(path / METRICS).filter(_is_validation(metric))
+    values = run.last("val")
     require(
-        len(frame) > 0,
+        len(values) > 0,
         "a grid is chosen on validation data, and this scenario has none; remove the"
         " grid",
     )
-    last = frame.filter(pl.col("round") == frame["round"].max())["value"].mean()
-    assert isinstance(last, float)
-    return last if find_metric(metric).higher_is_better else -last
+    mean = values["value"].mean()
+    assert isinstance(mean, float)
+    return mean if find_metric(run.metric).higher_is_better else -mean
 
 
 def client_scores(path: Path, rounds: int | None = None) -> NDArray[np.float64] | None:
@@ -56,17 +48,15 @@ def client_scores(path: Path, rounds: int | None = None) -> NDArray[np.float64] 
         The values of the run's metric, negated if lower is better; None if the run
         diverged or was refused.
     """
-    if not (path / SUMMARY).exists() or has_diverged(path):
+    if not (path / SUMMARY).exists():
         return None
-    metric = read_summary(path / SUMMARY)["metric"]
-    values = read_frame(path / METRICS).filter(_is_validation(metric))
-    if rounds is not None:
-        values = values.filter(pl.col("round") <= rounds)
-    last = values.filter(pl.col("round") == pl.col("round").max()).sort("client")
-    scores = last["value"].to_numpy()
+    run = StoredRun(path)
+    if run.diverged:
+        return None
+    scores = run.last("val", until=rounds).sort("client")["value"].to_numpy()
     if not len(scores) or not np.isfinite(scores).all():
         return None
-    return scores if find_metric(metric).higher_is_better else -scores
+    return scores if find_metric(run.metric).higher_is_better else -scores
 
 
 def stored_score(path: Path, metric: Metric, rounds: int) -> float | None:
@@ -86,7 +76,11 @@ def stored_score(path: Path, metric: Metric, rounds: int) -> float | None:
     (finding,) = check(path)
     if not finding.whole:
         raise Damaged(finding.what)
-    values = read_frame(path / METRICS).filter(_is_validation(metric.name))
+    values = read_frame(path / METRICS).filter(
+        (pl.col("split") == "val")
+        & (pl.col("metric") == metric.name)
+        & ~pl.col("unseen")
+    )
     if has_ended(path):
         # It stood still in an earlier round, and would not have changed until this one.
         rounds = min(rounds, values["round"].max() or 0)  # type: ignore[type-var]
@@ -97,20 +91,15 @@ def stored_score(path: Path, metric: Metric, rounds: int) -> float | None:
 
 
 def has_ended(path: Path) -> bool:
-    """Whether a run ended before the rounds for which it was started, as its loss stood
-    still.
+    """Whether a run ended before the rounds for which it was started, as its loss
+    converged.
     """
     if not (path / SUMMARY).exists():
         return False
-    summary = read_summary(path / SUMMARY)
-    return "diverged" not in summary and ended_early(summary)
+    run = StoredRun(path)
+    return not run.diverged and ended_early(run.summary)
 
 
 def has_diverged(path: Path) -> bool:
     """Whether a run ended because a value became NaN or infinite."""
-    return (path / SUMMARY).exists() and "diverged" in read_summary(path / SUMMARY)
-
-
-def _is_validation(metric: str) -> pl.Expr:
-    """A filter for the metric's values of seen clients on validation data."""
-    return (pl.col("split") == "val") & (pl.col("metric") == metric) & ~pl.col("unseen")
+    return (path / SUMMARY).exists() and StoredRun(path).diverged

@@ -3,6 +3,8 @@
 The index lists which algorithms ran on which scenarios, and where their runs are.
 """
 
+import hashlib
+import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,11 +19,15 @@ from fedtailor.engine.storage.comparison_index import (
     MethodRun,
     read_index,
 )
+from fedtailor.engine.storage.digests import DIGEST_KEY, with_digest
 from fedtailor.engine.storage.manifest import stored_versions
-from fedtailor.engine.storage.run_files import COMPARISON_INDEX, MANIFEST
+from fedtailor.engine.storage.run_files import COMPARISON_INDEX, MANIFEST, SUMMARY
 from fedtailor.lab.results.measures import MEASURES
 from fedtailor.lab.results.stored import RunsByScenario, StoredBaseline, StoredRun
 from fedtailor.lab.results.units import Unit, unit_of
+
+_OF_THE_CALL = ("seconds", "machine", DIGEST_KEY)
+"""What an index says of the call that wrote it, and not of what was compared."""
 
 
 @dataclass(frozen=True)
@@ -60,16 +66,38 @@ class StoredExperiment:
             )
         return StoredExperiment(results, index)
 
+    @property
+    def folder(self) -> Path:
+        """The experiment's own directory, beside those of its runs."""
+        return self.results / self.index.name
+
+    @cached_property
+    def digest(self) -> str:
+        """A digest of what was compared and of all runs that were finished.
+
+        How long the comparison took, and on which machine, is no part of it.
+        """
+        index = json.loads((self.folder / COMPARISON_INDEX).read_bytes())
+        kept = {name: index[name] for name in index if name not in _OF_THE_CALL}
+        digest = hashlib.sha256(with_digest(kept)[DIGEST_KEY].encode())
+        listed = self.index
+        runs = {run.run for run in (*listed.method_runs, *listed.baselines)}
+        runs |= {candidate.run for candidate in listed.candidates if candidate.run}
+        for run in sorted(runs):
+            summary = self.results / run / SUMMARY
+            content = summary.read_bytes() if summary.is_file() else b""
+            digest.update(f"{run}\0{len(content)}\0".encode() + content)
+        return digest.hexdigest()
+
     @cached_property
     def runs(self) -> RunsByScenario:
         """Finished runs: scenario -> algorithm -> runs in the order of seeds.
 
         Runs that diverged are omitted. An algorithm without any run has an empty list.
         """
-        runs: dict[str, dict[str, list[StoredRun]]] = {
-            scenario: {label: [] for label in self.index.algorithms}
-            for scenario in self.index.scenarios
-        }
+        runs: dict[str, dict[str, list[StoredRun]]] = {}
+        for scenario in self.index.scenarios:
+            runs[scenario] = {label: [] for label in self.index.algorithms}
         for listed, run in self._finished_runs:
             if not run.diverged:
                 runs[listed.scenario][listed.algorithm].append(run)
@@ -111,15 +139,14 @@ class StoredExperiment:
         for listed in sorted(self.index.baselines, key=lambda listed: listed.seed):
             if listed.scenario == scenario:
                 by_name.setdefault(listed.name, []).append(listed)
-        order = list(dict.fromkeys(listed.name for listed in self.index.baselines))
-        return [
-            TrainedBaseline(
-                by_name[name][0],
-                [StoredRun(self.results / listed.run) for listed in by_name[name]],
-            )
-            for name in order
-            if name in by_name
-        ]
+        # By seed above, but the index has the order in which they were asked for.
+        order = dict.fromkeys(listed.name for listed in self.index.baselines)
+        trained = []
+        for name in order:
+            if name in by_name:
+                runs = [StoredRun(self.results / it.run) for it in by_name[name]]
+                trained.append(TrainedBaseline(by_name[name][0], runs))
+        return trained
 
     @property
     def done(self) -> int:

@@ -24,7 +24,7 @@ from fedtailor.lab.results.verdict_text import (
     subject_of,
     untrained_warnings,
 )
-from fedtailor.lab.results.words import use_of
+from fedtailor.lab.results.words import WORDS, use_of
 from fedtailor.statistics.decision import (
     Hurt,
     Recommendation,
@@ -120,23 +120,18 @@ def _simplest_first(runs: RunsByMethod) -> list[str]:
     """The methods by what is sent for them and by what clients keep."""
 
     def key(label: str) -> tuple[float, int, int]:
-        sent = [
-            sum(entry.bytes_unicast for entry in run.ledger.entries)
-            / max(int(run.summary.get("rounds", 1)), 1)
-            for run in runs[label]
-        ]
         # What a round sends, as a training may by chance take fewer rounds.
+        sent = []
+        for run in runs[label]:
+            sum_of_run = sum(entry.bytes_unicast for entry in run.ledger.entries)
+            sent.append(sum_of_run / max(int(run.summary.get("rounds", 1)), 1))
         size = float(np.mean(sent))
-        kinds = list(_KINDS)
+        kinds = list(WORDS)
         method = runs[label][0].method
         kind = kinds.index(method) if method in kinds else len(kinds)
         return (0.0 if size == 0 else 1.0, kind, round(size))
 
     return sorted(runs, key=key)
-
-
-_KINDS = ("local", "fedavg", "finetune", "mr-mtl", "ditto", "self-fl", "ucfl")
-"""Methods from the simplest on; other ones are less simple than these."""
 
 
 def _clients(

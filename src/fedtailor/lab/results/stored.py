@@ -241,15 +241,23 @@ class StoredRun:
         last = self.last("test", unseen=unseen).select("client", "value")
         return last.join(self.clients, on="client", how="left", maintain_order="left")
 
-    def last(self, split: str, *, unseen: bool = False) -> pl.DataFrame:
+    def last(
+        self, split: str, *, unseen: bool = False, until: int | None = None
+    ) -> pl.DataFrame:
         """The last values of the metric on a split.
+
+        Args:
+            split: train, val or test.
+            unseen: of clients that never train, instead of those that do.
+            until: after this round at the latest; None = after the last one.
 
         Returns:
             Rows of `metrics`.
         """
-        return self._scores(split, unseen=unseen).filter(
-            pl.col("round") == pl.col("round").max()
-        )
+        values = self._scores(split, unseen=unseen)
+        if until is not None:
+            values = values.filter(pl.col("round") <= until)
+        return values.filter(pl.col("round") == pl.col("round").max())
 
     def after(self, split: str, rounds: Collection[int]) -> pl.DataFrame:
         """The metric of seen clients on a split after the given rounds.

@@ -1,36 +1,71 @@
-"""Methods in words: what a client uses, and what a method is, in one line each."""
+"""The methods that a comparison speaks of by name: which are compared unless others are
+named, what a client uses, and what a method is, in one line each.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from fedtailor.algorithms.find import find_algorithm
 from fedtailor.protocol import About
 
-USES = {
-    "local": "own model, alone",
-    "fedavg": "shared model",
-    "finetune": "shared, tuned",
-    "ditto": "own correction",
-    "mr-mtl": "own correction",
-    "self-fl": "own, with others",
-    "ucfl": "own mix of all",
-}
-"""Method -> what a client that uses it predicts with, short enough for a table."""
 
-SENTENCES = {
-    "local": "each client trains alone, on its own rows; nothing is sent",
-    "fedavg": "one shared model for all, averaged from what each client trains",
-    "finetune": "the shared model, trained a little further on each client's own rows",
-    "ditto": "the shared model with each client's own correction, kept near it",
-    "mr-mtl": "each client's own model, kept near the mean of all",
-    "self-fl": "each client's own model; how far it leaves the shared one follows from"
-    " how sure both are",
-    "ucfl": "for each client a mix of all models, weighted by who resembles whom",
+@dataclass(frozen=True)
+class MethodWords:
+    """A method in words.
+
+    Attributes:
+        use: what a client that uses it predicts with, short enough for a table.
+        sentence: what it is, without a full stop.
+        is_default: whether `compare TABLE` trains it unless other methods are named.
+    """
+
+    use: str
+    sentence: str
+    is_default: bool = True
+
+
+WORDS: Mapping[str, MethodWords] = {
+    "local": MethodWords(
+        "own model, alone",
+        "each client trains alone, on its own rows; nothing is sent",
+    ),
+    "fedavg": MethodWords(
+        "shared model",
+        "one shared model for all, averaged from what each client trains",
+    ),
+    "finetune": MethodWords(
+        "shared, tuned",
+        "the shared model, trained a little further on each client's own rows",
+    ),
+    "mr-mtl": MethodWords(
+        "own correction",
+        "each client's own model, kept near the mean of all",
+        is_default=False,
+    ),
+    "ditto": MethodWords(
+        "own correction",
+        "the shared model with each client's own correction, kept near it",
+    ),
+    "self-fl": MethodWords(
+        "own, with others",
+        "each client's own model; how far it leaves the shared one follows from how sure"
+        " both are",
+    ),
+    "ucfl": MethodWords(
+        "own mix of all",
+        "for each client a mix of all models, weighted by who resembles whom",
+    ),
 }
-"""Method -> one sentence on what it is."""
+"""Method -> its words, from the simplest method on; all others are less simple."""
+
+DEFAULT_METHODS = tuple(name for name, words in WORDS.items() if words.is_default)
+"""What `compare TABLE` trains unless other methods are named."""
 
 
 def use_of(method: str) -> str:
     """What a client that uses a method predicts with."""
-    if method in USES:
-        return USES[method]
+    if method in WORDS:
+        return WORDS[method].use
     about = _about(method)
     if about is None:
         return method
@@ -43,8 +78,8 @@ def use_of(method: str) -> str:
 
 def sentence_of(method: str) -> str:
     """One sentence on what a method is, without a full stop."""
-    if method in SENTENCES:
-        return SENTENCES[method]
+    if method in WORDS:
+        return WORDS[method].sentence
     about = _about(method)
     if about is None:
         return "a method of your own"

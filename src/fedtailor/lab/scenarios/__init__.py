@@ -12,8 +12,8 @@ from fedtailor.lab.scenarios.cgpfl import (
     cgpfl_mnist,
 )
 from fedtailor.lab.scenarios.digits import (
+    digits_byzantine,
     digits_label_shift,
-    digits_liars,
     digits_permuted,
     digits_rotated,
 )
@@ -80,8 +80,8 @@ __all__ = [
     "cifar_permuted",
     "cifar_three_classes",
     "density",
+    "digits_byzantine",
     "digits_label_shift",
-    "digits_liars",
     "digits_permuted",
     "digits_rotated",
     "emnist_label_shift",

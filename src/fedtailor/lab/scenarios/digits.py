@@ -128,11 +128,11 @@ def digits_permuted(
 Attack = Literal["flip-labels", "random-labels", "back-door", "none"]
 
 
-def digits_liars(
+def digits_byzantine(
     seed: int = 0,
     *,
     attack: Attack = "flip-labels",
-    liars: float = 0.2,
+    byzantine: float = 0.2,
     clients: int = 20,
     alpha: float = 1.0,
     test: float = 0.2,
@@ -141,11 +141,11 @@ def digits_liars(
     """Label shift, and clients that train on poisoned data (their test data stay true).
 
     Args:
-        seed: random seed of the partition, the splits and the choice of liars.
-        attack: what the liars train on (`fedtailor.data.federation.WrongLabels` and
-            `BackDoor`). With `--uplink lies:...` of the same share the same clients also
+        seed: random seed of the partition, the splits and the choice of Byzantine clients.
+        attack: what the Byzantine clients train on (`fedtailor.data.federation.WrongLabels` and
+            `BackDoor`). With `--uplink byzantine:...` of the same share the same clients also
             send something else than they train.
-        liars: share of the clients that lie.
+        byzantine: share of the clients that are Byzantine.
         clients: number of clients.
         alpha: concentration parameter of Dirichlet's distribution.
         test, val: fractions of each client's images.
@@ -155,14 +155,14 @@ def digits_liars(
     """
     honest = digits_label_shift(seed, clients=clients, alpha=alpha, test=test, val=val)
     if attack == "back-door":
-        poisoned = BackDoor(liars)(honest, seed=seed)
+        poisoned = BackDoor(byzantine)(honest, seed=seed)
     elif attack == "none":
         poisoned = honest
     else:
         require_one_of(attack, get_args(Attack), "attack")
         labels = "flip" if attack == "flip-labels" else "random"
-        poisoned = WrongLabels(liars, labels)(honest, seed=seed)
-    return replace(poisoned, name="digits-liars")
+        poisoned = WrongLabels(byzantine, labels)(honest, seed=seed)
+    return replace(poisoned, name="digits-byzantine")
 
 
 def _even(seed: int, clients: int, test: float, val: float) -> Federation:
@@ -262,8 +262,8 @@ SCENARIOS = (
         digits_permuted,
     ),
     _scenario(
-        "digits-liars",
-        "20 clients with other shares of labels, a fifth of which lie",
-        digits_liars,
+        "digits-byzantine",
+        "20 clients with other shares of labels, a fifth of which are Byzantine",
+        digits_byzantine,
     ),
 )

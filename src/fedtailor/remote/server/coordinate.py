@@ -24,7 +24,7 @@ from fedtailor.engine.storage.run_files import (
     read_frame,
 )
 from fedtailor.engine.training import Callback, RunSpec, Training
-from fedtailor.engine.training.late import check_buffer
+from fedtailor.engine.training.asynchronous import check_buffer
 from fedtailor.protocol import Clients, drive
 from fedtailor.remote.job.data_facts import RemoteData
 from fedtailor.remote.job.examples import template_of

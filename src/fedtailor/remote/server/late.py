@@ -16,7 +16,11 @@ from numpy.typing import NDArray
 
 from fedtailor._base.documentation import see
 from fedtailor.engine.storage.interrupts import Interrupted
-from fedtailor.engine.training.late import AnswerRecord, LateClients, check_buffer
+from fedtailor.engine.training.asynchronous import (
+    AnswerRecord,
+    LateClients,
+    check_buffer,
+)
 from fedtailor.engine.training.participation import Participation
 from fedtailor.protocol import Diverged
 from fedtailor.remote.wire.messages import ArraySpec, Reply, Request, largest_reply

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fedtailor.aggregation.accounting import Ledger
 from fedtailor.engine.storage.interrupts import Interrupted
 from fedtailor.engine.training import Training
-from fedtailor.engine.training.late import AnswerRecord, LateClients
+from fedtailor.engine.training.asynchronous import AnswerRecord, LateClients
 from fedtailor.protocol import (
     Answers,
     Cohort,

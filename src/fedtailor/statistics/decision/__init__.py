@@ -1,6 +1,15 @@
 """Statistical decisions: who gains, which method is best, and warnings."""
 
 from fedtailor.statistics.decision.choice import Choice, choose_by_validation
+from fedtailor.statistics.decision.contributions import (
+    MOST_EXACT,
+    Hurt,
+    hurt_clients,
+    mean_gains,
+    mean_interval,
+    sampled_shapley_values,
+    shapley_values,
+)
 from fedtailor.statistics.decision.convergence import movement, stands_still
 from fedtailor.statistics.decision.expected import expected_metrics
 from fedtailor.statistics.decision.gains import client_gains, holm, shrink
@@ -10,15 +19,6 @@ from fedtailor.statistics.decision.row_scores import (
     SCORES,
     Score,
     metric_interval,
-)
-from fedtailor.statistics.decision.shares import (
-    MOST_EXACT,
-    Hurt,
-    hurt_clients,
-    mean_gains,
-    mean_interval,
-    sampled_shapley_values,
-    shapley_values,
 )
 from fedtailor.statistics.decision.warnings import (
     warn_few_validation_rows,

@@ -6,11 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtailor._base.choice import require
 from fedtailor.statistics.diagnosis.summary import ALPHA, Diagnosis
-
-METHODS = ("local", "fedavg", "finetune", "ditto", "apfl", "ucfl", "ifca")
-"""The methods that `starting_point` supports."""
 
 MIN_STRENGTH, MAX_STRENGTH = 0.1, 2.0
 """Range of Ditto's initial strength, as in the grid of Li et al. 2021."""
@@ -129,20 +125,19 @@ def starting_point(method: str, diagnosis: Diagnosis) -> dict[str, Any]:
     """The hyper-parameters of a method that the diagnosis determines.
 
     Raises:
-        ValueError: the method is not one of `METHODS`.
+        ValueError: nothing is known about the method.
     """
-    require(
-        method in METHODS,
-        f"nothing is known about {method!r}; the methods are {', '.join(METHODS)}",
-    )
     streams = streams_of(diagnosis)
-    if method == "ditto":
-        return {"lam": float(f"{starting_strength(diagnosis):.2g}")}
-    if method == "ucfl":
-        return {"streams": "auto" if streams is None else streams}
-    if method == "ifca":
-        return {"clusters": 2 if streams is None else streams, "start": "farthest"}
-    return {}
+    match method:
+        case "local" | "fedavg" | "finetune" | "apfl":
+            return {}
+        case "ditto":
+            return {"lam": float(f"{starting_strength(diagnosis):.2g}")}
+        case "ucfl":
+            return {"streams": "auto" if streams is None else streams}
+        case "ifca":
+            return {"clusters": 2 if streams is None else streams, "start": "farthest"}
+    raise ValueError(f"a diagnosis says nothing about {method!r}")
 
 
 def recommend_race(diagnosis: Diagnosis, model_bytes: int) -> Race:

@@ -67,6 +67,9 @@ def parse(target: Callable[..., T], arguments: list[str], program: str) -> T:
                     raise
         return tyro.cli(target, args=["--help"], prog=program, config=config)
     advice = f"`{program} --help` lists the options"
+    # Before tyro, which would read `--quick=no` of a switch as `--quick`.
+    unknown = unknown_option(target, arguments)
+    require(unknown is None, f"{unknown}; {advice}")
     try:
         # tyro prints errors in boxes, which people would have to search.
         with redirect_stderr(io.StringIO()):
@@ -78,14 +81,11 @@ def parse(target: Callable[..., T], arguments: list[str], program: str) -> T:
                 console_outputs=False,
             )
     except SystemExit as error:
-        wrong = unknown_option(target, arguments)
-        wrong = wrong or what_is_wrong(target, arguments, error)
+        wrong = what_is_wrong(target, arguments, error)
         raise ValueError(f"{wrong}; {advice}") from None
-    if rest:
-        first = rest[0].partition("=")[0]
-        kind = "option" if first.startswith("-") else "argument"
-        wrong = unknown_option(target, arguments) or f"unknown {kind} {first}"
-        raise ValueError(f"{wrong}; {advice}")
+    first = rest[0].partition("=")[0] if rest else ""
+    kind = "option" if first.startswith("-") else "argument"
+    require(not rest, f"unknown {kind} {first}; {advice}")
     return result
 
 

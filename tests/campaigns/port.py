@@ -13,8 +13,12 @@ import threading
 import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from fedtailor.remote.keys.kit import Kit
 
 MORE_MEMORY = 100 * 2**20
 """Bytes that anybody may cost the server at most, beyond its idle size."""
@@ -80,7 +84,7 @@ class OpenPort:
         self._still_there("the start")
         self._memory = self._held()
 
-    def _begin(self, kit: object) -> None:
+    def _begin(self, kit: "Kit") -> None:
         """Let the honest client answer in a thread."""
         from fedtailor.remote.https.client import Connection, answer_messages
 

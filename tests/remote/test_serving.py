@@ -76,6 +76,7 @@ class Federation:
         return load_models(path)[name].theta
 
 
+@pytest.mark.slow
 def test_served_and_joined_from_python_it_is_the_simulation_and_can_be_stopped(
     tmp_path,
 ):

@@ -93,6 +93,13 @@ class Handle:
     Attributes:
         stopped: set by `stop`.
         status: what it does; None until it has begun.
+
+    Example:
+        >>> from fedtailor.remote import Handle
+        >>> handle = Handle()
+        >>> handle.stop()
+        >>> handle.stopped.is_set()
+        True
     """
 
     def __init__(self) -> None:
@@ -641,7 +648,13 @@ def _unless_it_fails(log: Callable[[str], None]) -> Callable[[str], None]:
 
 @contextmanager
 def _stop_on_signals(stop: threading.Event) -> Iterator[None]:
-    """Set `stop` on SIGTERM and Ctrl-C; a second signal raises `KeyboardInterrupt`."""
+    """Set `stop` on SIGTERM and Ctrl-C; a second signal raises `KeyboardInterrupt`.
+
+    Only the main thread can; in others nothing sets it.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
 
     def handle(number: int, frame: object) -> None:
         if stop.is_set():

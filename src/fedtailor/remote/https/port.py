@@ -19,11 +19,11 @@ import hashlib
 import socket
 import ssl
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedtailor._base.choice import MachineFailed, require
 from fedtailor._base.printable import say
@@ -104,7 +104,7 @@ class Result:
     message: str = ""
 
 
-Handler = Callable[[Call], Awaitable[Result]]
+Handler = Callable[[Call], Coroutine[Any, Any, Result]]
 
 
 @dataclass(frozen=True)
@@ -417,7 +417,7 @@ class Port:
             return await self._handler(call)
         call = Call(name, method, path, 0, _no_body)
         # Without a body nothing more comes before the answer, but the end.
-        answering = self.loop.create_task(_result(self._handler(call)))
+        answering = self.loop.create_task(self._handler(call))
         gone = self.loop.create_task(connection.read())
         try:
             await asyncio.wait((answering, gone), return_when=asyncio.FIRST_COMPLETED)
@@ -426,10 +426,6 @@ class Port:
             answering.cancel()
             gone.cancel()
             await asyncio.gather(answering, gone, return_exceptions=True)
-
-
-async def _result(answer: Awaitable[Result]) -> Result:
-    return await answer
 
 
 async def _no_body() -> bytes:

@@ -359,9 +359,9 @@ def _job(document: Document) -> Job:
         if getattr(training, name) not in (None, False):
             with _errors_at("training", name):
                 require(
-                    spec.privacy.evaluate and schema.validation > 0,
+                    spec.privacy.evaluate and schema.val > 0,
                     f"{name} looks at validation rows of the clients, which this job does"
-                    " not measure: set evaluate = true in [privacy] and validation in"
+                    " not measure: set evaluate = true in [privacy] and val in"
                     " [data], or leave it out",
                 )
     return Job(

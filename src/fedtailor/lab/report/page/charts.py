@@ -30,7 +30,9 @@ def image_of(chart: Chart) -> Markup:
 
     # Letters stay letters: the file is small, and the browser has signs of all languages.
     # Matplotlib warns of those that its own font lacks, by which it measures.
-    with rc_context(SETTINGS | {"svg.fonttype": "none"}), warnings.catch_warnings():
+    settings = dict(SETTINGS)
+    settings["svg.fonttype"] = "none"
+    with rc_context(settings), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         columns = 3
         rows = -(-len(chart.series) // columns)

@@ -204,7 +204,7 @@ def _when(name: str, method: type[Algorithm]) -> str:
     else:
         reason = f"the server must not see {SEES[about.server_sees]}"
         if about.sums_if:
-            reason += f" (with {escaped(about.sums_if)} it needs sums only)"
+            reason += f" (it needs sums only if {escaped(about.sums_if)})"
         bad.append(reason)
     if about.in_common != "the network" and name != "local":
         good.append(

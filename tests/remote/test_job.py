@@ -52,6 +52,13 @@ def test_the_template_is_a_job(tmp_path):
     )
 
 
+def test_a_job_of_others_does_not_choose_what_is_read_here(tmp_path):
+    (tmp_path / "other.toml").write_text('title = "mine"\n')
+    (tmp_path / "job.toml").write_text('base = "other.toml"\n' + TEXT)
+    with pytest.raises(ValueError, match="only experiment files have a base"):
+        read_job(tmp_path / "job.toml")
+
+
 def test_hyperparameters_are_read(tmp_path):
     job = job_of(tmp_path, ('use = "finetune"  ', 'use = "finetune"\nbest = true  '))
     assert job.spec.algorithm.best

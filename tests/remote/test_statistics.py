@@ -696,7 +696,8 @@ def test_a_table_of_all_clients_trains_on_what_the_machines_train_on(
     text = path.read_text().replace('target = "cost"\n', f'target = "{target}"\n')
     # a job may list categories, and a table cannot
     text = text.replace('risk = ["low", "high"]\n', "")
-    path.write_text(text.replace("validation =", f"{TARGETS[target]}validation ="))
+    assert "\nval =" in text
+    path.write_text(text.replace("\nval =", f"\n{TARGETS[target]}val ="))
     job = read_job(path)
     machines, statistics = read_all(job, clients.files)
 

@@ -138,13 +138,16 @@ class Policy:
             )
         if job.boosting is not None:
             yield from self._reasons_against_trees(job.boosting.settings.trees)
-        if job.spec.privacy.evaluate and not self.measurements:
-            yield "sums of losses would be sent (measurements is false)"
-        elif job.spec.privacy.evaluate and self.secure_aggregation_only:
-            yield (
-                "this client's own sums of losses would be sent"
-                " (secure_aggregation_only is true)"
-            )
+        if job.spec.privacy.evaluate:
+            against = ["measurements is false"] * (not self.measurements)
+            against += [
+                "secure_aggregation_only is true"
+            ] * self.secure_aggregation_only
+            if against:
+                yield (
+                    "this client's own sums of losses would be sent"
+                    f" ({join_names(against)})"
+                )
         if counts_classes(job) and not self.federated_statistics:
             yield (
                 "numbers of rows of each class would be sent (federated_statistics is"
@@ -235,7 +238,7 @@ class Policy:
             "updates": [
                 f"seen in sums over {self.least_clients} clients or more, {own}",
                 *(
-                    ["(this job sends its own sums of losses)"]
+                    ["(this job also sends its own sums of losses)"]
                     * job.spec.privacy.evaluate
                 ),
             ],
@@ -283,7 +286,7 @@ def read_policy(kit: Path) -> Policy:
     """
     if not (kit / POLICY).exists():
         return Policy()
-    document = read_document(kit / POLICY)
+    document = read_document(kit / POLICY, alone=True)
     try:
         return parse(Policy, document.content, what="entry")
     except ConfigError as error:

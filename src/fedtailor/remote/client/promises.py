@@ -6,6 +6,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from textwrap import wrap
 
 from fedtailor.remote.client.policy import Policy, adds_noise, counts_classes, has_probe
 from fedtailor.remote.job.job import Job
@@ -88,5 +89,6 @@ def said(policy: Policy, job: Job) -> list[str]:
             notes.append("this job asks for it")
         may = "may leave" if promise.allows(policy) else "stays"
         lines.append(f"{may:<10}  {promise.what}")
-        lines += [f"{'':<10}  ({note})" for note in notes]
+        for note in notes:
+            lines += [f"{'':<10}  {it}" for it in wrap(f"({note})", 74)]
     return lines

@@ -276,7 +276,7 @@ def read_job(path: Path) -> Job:
         ValueError: the file cannot be read, or a setting is missing, unknown or not
             valid; with file and line.
     """
-    document = read_document(path)
+    document = read_document(path, alone=True)
     try:
         return _job(document)
     except ConfigError as error:

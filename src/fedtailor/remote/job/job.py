@@ -626,7 +626,7 @@ def _check_code(method: type[Algorithm], agreed: Any) -> None:
             ("method",),
             f"{name} is code of the package {package}: read it, and agree to it by"
             f' code = "{digest}" in [method], on every machine'
-            f"{see('deploy-a-method')}",
+            f"{see('write-an-algorithm#deploy-your-method')}",
         )
     if agreed != digest:
         raise ConfigError(
@@ -648,7 +648,7 @@ def _algorithm(table: Mapping[str, Any]) -> Algorithm:
         raise ConfigError(
             ("method", "use"),
             "no machine runs a file that a job names; install the method as a package"
-            f" with an entry point{see('deploy-a-method')}",
+            f" with an entry point{see('write-an-algorithm#deploy-your-method')}",
         )
     try:
         method = find_algorithm(name)

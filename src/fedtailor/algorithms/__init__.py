@@ -57,7 +57,6 @@ from fedtailor.algorithms.ucfl import UCFL
 from fedtailor.algorithms.ucfl_parallel import UCFLParallel
 
 __all__ = [
-    "FedFew",
     "AFL",
     "APFL",
     "CFL",
@@ -85,6 +84,7 @@ __all__ = [
     "FedDPA",
     "FedDyn",
     "FedEM",
+    "FedFew",
     "FedFomo",
     "FedGH",
     "FedMD",

@@ -17,7 +17,7 @@ help:
 	@echo 'make docs       the documentation site in docs/_build/html, and the tests of its pages; warnings are errors'
 	@echo 'make dist       build wheel and sdist, install each in an empty environment, and look into it'
 	@echo 'make gallery    run examples/ and record in docs/gallery what they print and draw'
-	@echo 'make nightly    what is too long for CI: `make test-all`, coverage, the newest Python, a campaign'
+	@echo 'make nightly    what is too long for CI: all tests with coverage, the oldest and newest dependencies, a campaign'
 	@echo 'make campaign   kills, flipped bits, full disks, bad input and attacks on federations for MINUTES (30), from SEED (the time)'
 	@echo 'make format     mend what ruff can mend'
 	@echo 'make coverage   all tests with coverage, which must not fall below the floor in pyproject.toml'
@@ -58,6 +58,7 @@ coverage: $(VENV)/.installed-test-all
 nightly: $(VENV)/.installed-test-all
 	$(MAKE) coverage
 	AS_SHIPPED=1 $(BIN)/pytest $(PARALLEL) -m as_shipped
+	$(MAKE) lowest
 	$(MAKE) newest
 	$(MAKE) campaign
 

@@ -32,13 +32,13 @@ from measuring import machine
 from regret import CLIENTS, ROWS, TABLES
 
 import fedtailor as ft
-from fedtailor.cli.table_experiment import METHODS
 from fedtailor.lab import scenarios
 from fedtailor.lab.experiments.compare import Comparison
 from fedtailor.lab.experiments.experiment import Experiment, resolve
 from fedtailor.lab.results.decision import LOCAL_METHOD, decide
 from fedtailor.lab.results.experiment import StoredExperiment
 from fedtailor.lab.results.stored import StoredRun
+from fedtailor.lab.results.words import DEFAULT_METHODS
 from fedtailor.lab.scenarios.scenario import Scenario
 from fedtailor.protocol.document import Document
 from fedtailor.statistics.decision.intervals import two_way_interval
@@ -71,7 +71,7 @@ def experiment(name: str, seed: int, clients: int, rows: int) -> Experiment:
         "rounds": ROUNDS,
         "scenarios": {label: {}},
         "algorithms": {
-            method: {"grid": {"sgd": {"lr": list(RATES)}}} for method in METHODS
+            method: {"grid": {"sgd": {"lr": list(RATES)}}} for method in DEFAULT_METHODS
         },
     }
     return resolve(Document(content, (("benchmark", "", ()),)), f"{label}-{seed}")

@@ -6,8 +6,9 @@
 Draws changes of operators, comparisons and numbers in src/ from a seed, makes each in a
 copy of the checkout, and runs the tests that import the changed module, in stages: what
 `make test` runs if it does not know what was changed, what it runs as it does know, what
-CI runs, and everything that is not slow. A stage runs only if those before it passed. A
-line a change is written to `OUT`/mutants.jsonl, and a run that was ended goes on there.
+CI runs, and everything but federations in processes. A stage runs only if those before it
+passed, and begins with the test files that are named like the module. A line a change is
+written to `OUT`/mutants.jsonl, and a run that was ended goes on there.
 """
 
 import argparse
@@ -28,7 +29,7 @@ STAGES = {
     "covering": ({"GIT_DIR": "/nowhere"}, "quick"),
     "make test": ({}, "quick"),
     "CI": (CHECKED, "(quick or pages or slow) and not nightly"),
-    "everything not slow": (CHECKED, "not slow"),
+    "everything": (CHECKED, "not nightly or repeated"),
 }
 COMPARED = {
     ast.Lt: ("<", "<="),
@@ -147,10 +148,13 @@ def caught_by(folder, path, change, timeout):
     lines[line] = text[:column] + new.encode() + text[column + len(old) :]
     file.write_bytes(b"".join(lines))
     try:
+        stem = Path(path).stem
+        own = [test for test in tests if Path(test).stem.startswith(f"test_{stem}")]
         for stage, (environment, marks) in STAGES.items():
-            failed = run_tests(folder, tests, environment, marks, timeout)
-            if failed:
-                return stage, failed
+            for chosen in filter(None, (own, tests)):
+                failed = run_tests(folder, chosen, environment, marks, timeout)
+                if failed:
+                    return stage, failed
     finally:
         file.write_bytes(original)
     return None, ""

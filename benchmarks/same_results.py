@@ -26,7 +26,6 @@ import jax
 import numpy as np
 import fedtailor as ft
 import fedtailor.algorithms
-from fedtailor.lab import scenarios
 from fedtailor.protocol import Algorithm
 
 def train(directory, algorithm, federation, model, rounds, **options):
@@ -40,7 +39,7 @@ out, names = Path(sys.argv[1]), sys.argv[2:]
 cases = {"full": ("digits-rotated", {}, 1.0), "half": ("digits-permuted", {}, 0.5),
          "unseen": ("digits-rotated", {"val": 0.1}, 0.6)}
 for case, (name, sizes, share) in cases.items():
-    scenario = scenarios.find(name).sized(**sizes)
+    scenario = ft.scenarios.find(name).sized(**sizes)
     federation = scenario.build(0)
     if case == "unseen":
         federation = dataclasses.replace(federation, unseen=np.arange(len(federation)) % 5 == 3)

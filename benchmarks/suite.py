@@ -2,6 +2,7 @@
 
     python benchmarks/suite.py --out /tmp/suite -m 'not slow and not repeated'
     python benchmarks/suite.py --out /tmp/suite --table      # of a run that was measured
+    python benchmarks/suite.py --out /tmp/suite --table --slow 1    # and writes tests/slow.txt
 
 The first runs pytest with these arguments, compiled programs in an empty folder of its
 own, and writes a line a test to `OUT`. With `--sample 10` it runs one test of ten, which
@@ -26,6 +27,7 @@ from collections import defaultdict
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+SLOW = ROOT / "tests" / "slow.txt"
 CAUSES = {
     "compiling": "XLA",
     "cache": "compiled programs to and from disk",
@@ -75,6 +77,11 @@ class Clock:
         signal.signal(signal.SIGPROF, self._look)
         signal.setitimer(signal.ITIMER_PROF, 0.01, 0.01)
 
+        self.programs = 0
+
+    def count(self, event, seconds, **about):
+        self.programs += event == "/jax/core/compile/backend_compile_duration"
+
     def _times(self):
         times = os.times()
         return (
@@ -93,7 +100,8 @@ class Clock:
         self.seconds["processes"] += children - self.children
         self.before, self.children = now, children
         taken, self.seconds = dict(self.seconds), defaultdict(float)
-        return taken
+        programs, self.programs = self.programs, 0
+        return programs, taken
 
 
 # The plugin for pytest
@@ -103,14 +111,28 @@ if "FEDTAILOR_SUITE_OUT" in os.environ and __name__ == "benchmarks.suite":
     import pytest
 
     clock = Clock()
+    # the process that hands tests to others runs none, and their time is no longer its
+    distributing = False
+
+    def pytest_configure(config):
+        global distributing
+        distributing = bool(
+            getattr(config.option, "numprocesses", None)
+        ) and not hasattr(config, "workerinput")
 
     def write(test):
+        if distributing:
+            return
         out = Path(os.environ["FEDTAILOR_SUITE_OUT"])
-        line = json.dumps({"test": test, **clock.take()})
+        programs, seconds = clock.take()
+        line = json.dumps({"test": test, "programs": programs, **seconds})
         with (out / f"{os.getpid()}.jsonl").open("a") as file:
             file.write(line + "\n")
 
     def pytest_collection_finish():
+        import jax  # not before the tests' settings
+
+        jax.monitoring.register_event_duration_secs_listener(clock.count)
         write("collection")
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -138,12 +160,13 @@ if "FEDTAILOR_SUITE_OUT" in os.environ and __name__ == "benchmarks.suite":
 
 
 def read(out):
-    """[(test, {cause: seconds})] of a measured run."""
+    """[(test, {cause: seconds}, XLA's programs)] of a measured run."""
     lines = []
     for file in sorted(out.glob("*.jsonl")):
         for line in file.read_text().splitlines():
             record = json.loads(line)
-            lines.append((record.pop("test"), record))
+            test, programs = record.pop("test"), record.pop("programs")
+            lines.append((test, record, programs))
     return lines
 
 
@@ -156,7 +179,7 @@ def folder_of(test):
 def table(lines):
     """Processor seconds by folder and cause, the largest folder first, in Markdown."""
     folders = defaultdict(lambda: defaultdict(float))
-    for test, seconds in lines:
+    for test, seconds, _ in lines:
         for cause, value in seconds.items():
             folders[folder_of(test)][cause] += value
             folders["all"][cause] += value
@@ -171,6 +194,27 @@ def table(lines):
     return "\n".join(text)
 
 
+def write_slow(lines, limit):
+    """Writes `SLOW`: what took more than `limit` seconds, but of each file the cheapest
+    third. Tests that it names and that were not measured stay.
+    """
+    files = defaultdict(list)
+    for test, seconds, _ in lines:
+        if "::" in test:
+            file = test.partition("::")[0]
+            files[file].append((sum(seconds.values()), test))
+    slow = set()
+    for measured in files.values():
+        measured.sort()
+        dear = measured[-(-len(measured) // 3) :]
+        slow |= {test for cost, test in dear if cost > limit}
+    before = SLOW.read_text().splitlines() if SLOW.exists() else []
+    head = [line for line in before if line.startswith("#")]
+    kept = {line for line in before if line and line not in head}
+    kept -= {test for test, *_ in lines}
+    SLOW.write_text("\n".join([*head, *sorted(slow | kept)]) + "\n")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("--out", type=Path, required=True, help="a folder for lines")
@@ -179,6 +223,9 @@ def main():
         "--sample", type=int, default=1, help="run one of so many tests"
     )
     parser.add_argument("--longest", type=int, default=0, help="so many tests, too")
+    parser.add_argument(
+        "--slow", type=float, help="name those above so many seconds in tests/slow.txt"
+    )
     options, arguments = parser.parse_known_args()
     status = 0
     if not options.table:
@@ -205,10 +252,12 @@ def main():
             status = subprocess.run(command, cwd=ROOT, env=environment).returncode
     lines = read(options.out)
     print(table(lines))
+    if options.slow is not None:
+        write_slow(lines, options.slow)
     tests = [line for line in lines if "::" in line[0]]
     tests.sort(key=lambda line: -sum(line[1].values()))
-    for test, seconds in tests[: options.longest]:
-        print(f"{sum(seconds.values()):7.1f} {test}")
+    for test, seconds, programs in tests[: options.longest]:
+        print(f"{sum(seconds.values()):7.1f} s, {programs:4} programs: {test}")
     return status
 
 

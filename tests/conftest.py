@@ -78,12 +78,17 @@ def pytest_collection_modifyitems(items):
     A process that runs a method's tests one after another compiles each of its programs
     once, and short tests at the end keep all processes busy to the last.
     """
-    from fedtailor.protocol import Algorithm  # not before the settings above
+    import selection  # not before the settings above
+    from fedtailor.protocol import Algorithm
 
     def method(item):
         name = item.callspec.params.get("name") if hasattr(item, "callspec") else None
         return name if name in Algorithm.registry else None
 
+    measured = selection.slow_tests()
+    for item in items:
+        if item.nodeid in measured:
+            item.add_marker(pytest.mark.slow)
     for item in _repeated(items, method):
         item.add_marker(pytest.mark.repeated)
         item.add_marker(pytest.mark.nightly)
@@ -122,7 +127,7 @@ def _repeated(items, method):
                 tuple(map(item.callspec.params.get, ("name", "check")))
                 for item in of_test
             ]
-            chosen = selection.covering(pairs)
+            chosen = selection.covering(pairs, _slow(of_test, pairs))
             left = [
                 item
                 for item, pair in zip(of_test, pairs, strict=True)
@@ -138,6 +143,15 @@ def _repeated(items, method):
             continue
         found += [item for item in left if method(item) not in changed]
     return found
+
+
+def _slow(items, pairs):
+    """The pairs (method, check) of the items that are slow."""
+    return {
+        pair
+        for item, pair in zip(items, pairs, strict=True)
+        if item.get_closest_marker("slow")
+    }
 
 
 # Skips

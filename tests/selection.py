@@ -11,16 +11,21 @@ import ast
 import subprocess
 import sys
 import zlib
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
+from functools import partial
 from pathlib import Path
 
 from fedtailor.protocol import Algorithm
 
 ROOT = Path(__file__).parents[1]
+SLOW = Path(__file__).parent / "slow.txt"
+"""Tests that take more than a second of processor time, as `make suite` measured them; one
+a line, and `#` before what is none."""
 EACH_TEST = 6
 """On so many methods a test of every method runs."""
 EACH_METHOD = 2
 """So many of the general checks a method must pass."""
+WAIT = 3
 
 
 def by_kind(names: Iterable[str]) -> list[str]:
@@ -41,13 +46,26 @@ def spread(test: str, names: Iterable[str], count: int = EACH_TEST) -> set[str]:
     return {ordered[place % len(ordered)] for place in places}
 
 
-def covering(pairs: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
+def slow_tests() -> frozenset[str]:
+    """The tests that `SLOW` names, as pytest names them."""
+    lines = SLOW.read_text().splitlines()
+    return frozenset(line for line in lines if line and not line.startswith("#"))
+
+
+def covering(
+    pairs: Iterable[tuple[str, str]], slow: Container[tuple[str, str]] = ()
+) -> set[tuple[str, str]]:
     """Of the pairs (method, check) `EACH_METHOD` for each method.
 
     Each method takes, of its checks, those that were taken least often so far, and of
     these first what the method before it did not take. So the checks are taken equally
-    often, and each by methods of all kinds.
+    often, and each by methods of all kinds. A pair that is slow has its turn `WAIT`
+    takings later.
     """
+
+    def turn(name: str, check: str) -> int:
+        return taken.get(check, 0) + WAIT * ((name, check) in slow)
+
     checks_of: dict[str, list[str]] = {}
     for name, check in pairs:
         checks_of.setdefault(name, []).append(check)
@@ -55,7 +73,7 @@ def covering(pairs: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
     chosen = set()
     for name in by_kind(checks_of):
         # sorted is stable: of equally many the first in the order of the pairs
-        checks = sorted(checks_of[name], key=lambda check: taken.get(check, 0))
+        checks = sorted(checks_of[name], key=partial(turn, name))
         for check in checks[:EACH_METHOD]:
             taken[check] = taken.get(check, 0) + 1
             chosen.add((name, check))

@@ -39,10 +39,21 @@ WORDS = re.compile(
     re.IGNORECASE,
 )
 """Marks a sentence that compares this implementation with its source."""
-MODEL_FOR = {"fedbn": 'ft.models.cnn(norm="batch")'}
+MODEL_FOR = {
+    "fedbn": 'ft.models.cnn(norm="batch")',
+    "feddpa": "ft.models.lora(ft.models.mlp(hidden=64), local_rank=8)",
+    "fedex-lora": "ft.models.lora(ft.models.mlp(hidden=64), local_rank=64)",
+    "flexlora": "ft.models.lora(ft.models.mlp(hidden=64))",
+    "hetlora": "ft.models.lora(ft.models.mlp(hidden=64))",
+}
+ADAPTERS = "a model with low-rank adapters: without them it is FedAvg"
 NEEDS = {
     "oracle": "a population whose groups are known in advance, which made data have",
     "fedbn": "a model with normalisation layers: without one it is FedAvg",
+    "feddpa": "a model with two low-rank adapters of each weight",
+    "fedex-lora": ADAPTERS,
+    "flexlora": ADAPTERS,
+    "hetlora": ADAPTERS,
 }
 """What a method needs that most do not."""
 

@@ -322,6 +322,12 @@ def test_numbers_and_plain_text_stay():
     ]
 
 
+@pytest.mark.parametrize("kind", [pl.Categorical, pl.Enum(["=1+1", "b"])])
+def test_categories_of_frames_are_no_formulas(kind):
+    frame = pl.DataFrame({"x": pl.Series(["=1+1", "b", None], dtype=kind)})
+    assert csv_of_frame(frame).splitlines() == ["x", "'=1+1", "b", ""]
+
+
 def test_frames_keep_their_numbers():
     values = np.array([0.1, -1e-5, -2.0], np.float32)
     frame = pl.DataFrame({"=x": ["=1", None, "-1"], "y": values, "z": [-1, 2, None]})

@@ -14,6 +14,7 @@ from fedtailor._base import runtime
 from fedtailor.testing import classification, softmax_model
 
 PROGRAM = """
+import sys
 import warnings
 warnings.simplefilter("error")
 import jax
@@ -23,6 +24,8 @@ configure_jax()
 print(jax.config.jax_compilation_cache_dir)
 print(jax.config.jax_persistent_cache_min_compile_time_secs)
 print(jax.device_count())
+import os
+print(os.environ["XLA_FLAGS"], file=sys.stderr)
 """
 
 
@@ -93,6 +96,18 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 2.0)
 
 def test_xla_flags_stay(settings):
     assert settings(XLA_FLAGS="--xla_force_host_platform_device_count=4")[2] == 4
+    assert "device_count=4" in settings.said
+    mine = "--xla_cpu_collective_call_terminate_timeout_seconds=7"
+    settings(XLA_FLAGS=mine)
+    assert settings.said.count("terminate_timeout") == 1 and mine in settings.said
+
+
+def test_a_device_waits_for_another_as_long_as_it_takes(settings):
+    """XLA ends the process after 40 seconds."""
+    settings()
+    for event in ("warn_stuck", "terminate"):
+        name = f"--xla_cpu_collective_call_{event}_timeout_seconds"
+        assert f"{name}=100000000" in settings.said
 
 
 def test_a_backend_that_runs_already_keeps_its_devices(settings):

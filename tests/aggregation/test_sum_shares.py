@@ -100,6 +100,42 @@ def test_many_clients_are_looked_at_in_no_time(monkeypatch):
     assert largest_shares(weights_of(40, 40), 0.9).max() > 0.9 and len(computed) == 1
 
 
+def large_parts(sums, clients):
+    """Sums in each of which one client weighs nearly all that it may."""
+    rest = np.random.default_rng(0).random((sums, clients - sums)) ** 6
+    rest *= 0.15 / rest.sum(axis=1, keepdims=True)
+    return np.concatenate([0.85 * np.eye(sums), rest], axis=1)
+
+
+def test_programs_are_bounded_and_what_is_not_computed_is_not_promised(monkeypatch):
+    """Before, 90 sums over 181 clients took a client a minute."""
+    sizes = []
+    compute = sum_shares._share_by_program
+    monkeypatch.setattr(
+        sum_shares,
+        "_share_by_program",
+        lambda basis, client: sizes.append(basis.size) or compute(basis, client),
+    )
+    weights = large_parts(12, 30)
+    exact = largest_shares(weights)
+    assert exact.max() < 0.9
+    sizes.clear()
+    found = largest_shares(weights, 0.9)
+    assert found.max() <= 0.9 and (found >= exact - 1e-9).all() and len(sizes) == 2
+    sizes.clear()
+    monkeypatch.setattr(sum_shares, "MAX_PROGRAMS", weights.size)
+    assert largest_shares(weights, 0.9).max() > 0.9 and len(sizes) == 1
+
+
+@pytest.mark.parametrize(("sums", "clients"), [(3, 7), (4, 12), (6, 9)])
+def test_no_share_is_above_its_bound(sums, clients):
+    rng = np.random.default_rng(1)
+    for _ in range(20):
+        weights = weights_of(sums, clients) * np.exp(rng.normal(size=(sums, clients)))
+        bounds = sum_shares._upper_bounds(sum_shares._basis(weights))
+        assert (bounds >= largest_shares(weights) - 1e-9).all()
+
+
 def test_rows_that_differ_by_less_than_a_step_are_one():
     row = np.full(5, 0.2)
     for change, share in ((1e-12, 0.2), (1e-8, 1.0)):

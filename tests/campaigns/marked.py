@@ -41,7 +41,7 @@ address = "127.0.0.1:9092"
 [data]
 target = "{target}"
 {data}
-validation = 0.1
+val = 0.1
 test = 0.25
 [data.columns]
 {columns}
@@ -78,7 +78,7 @@ _KINDS = {
     "fedavg": ("label", _CLASSES, _LISTED, _FEDAVG, ""),
     "pooled": (
         "value",
-        'preprocessing = "federated"\ndecorrelate = true',
+        'preprocessing = "federated"\nkeep_correlated = false',
         _POOLED.replace('ward = "category"\n', ""),
         _FEDAVG,
         "",

@@ -56,6 +56,12 @@ NAMES = {
         "fedtgp",
         "heterofl",
         "fedmd",
+        "hetlora",
+        "fedex-lora",
+        "fedpac",
+        "fedas",
+        "ccvr",
+        "fedlc",
         "fedfew",
     ),
     *(

@@ -75,6 +75,12 @@ EXAMPLES: dict[str, Algorithm] = {
     "heterofl": ft.HeteroFL(sgd=TRAINED),
     "fedmd": ft.FedMD(sgd=TRAINED, digest_lr=0.1),
     "fedfew": ft.FedFew(sgd=TRAINED, models=2, mu=0.5),
+    "fedlc": ft.FedLC(sgd=TRAINED),
+    "ccvr": ft.CCVR(sgd=TRAINED, draws=20, server_lr=0.1),
+    "fedas": ft.FedAS(sgd=TRAINED, align=PLAIN, part="bias"),
+    "fedpac": ft.FedPAC(sgd=TRAINED, head=PLAIN, part="bias"),
+    "fedex-lora": ft.FedExLoRA(sgd=TRAINED),
+    "hetlora": ft.HetLoRA(sgd=TRAINED),
 }
 
 FOR_ONE: dict[str, Algorithm] = {
@@ -274,6 +280,22 @@ OPT_OUTS: dict[tuple[str, str], str] = {
         "enrolment",
         "dapper",
     ): "every client holds out samples, and is sent examples, at random",
+    ("loss scale", "ccvr"): (
+        "the rate of the server's steps does not scale with the loss"
+    ),
+    ("enrolment", "fedas"): (
+        "client i's model has a history; a newcomer's starts from the shared body"
+    ),
+    ("loss scale", "fedas"): (
+        "the distance of features does not scale with the loss (unless the rate of align does)"
+    ),
+    ("enrolment", "fedpac"): ("as fedper"),
+    ("loss scale", "fedpac"): (
+        "the pull to mean features does not scale with the loss (unless lam does)"
+    ),
+    ("loss scale", "hetlora"): (
+        "the penalty of the rank does not scale with the loss (unless lam does)"
+    ),
 }
 """(property, method) -> why the method need not have it."""
 
@@ -344,6 +366,12 @@ TRAFFIC: dict[str, tuple[float, ...]] = {
     "heterofl": (1, 1, 1, 0, 0),
     "fedmd": (0, 0, 0, 0, 0),
     "fedfew": (2, 2, 2, 0, 2),
+    "fedlc": (1, 1, 1, 0, 0),
+    "ccvr": (1, 1, 1, 0, 0),
+    "fedas": (1, 1, 1, 0, 1),
+    "fedpac": (1, 1, 1, 0, 1),
+    "fedex-lora": (1, 1, 1, 0, 0),
+    "hetlora": (1, 1, 1, 1, 1),
 }
 """In a round with two groups, streams or models: (streams down, models a client
 receives, models it sends, scalars it receives, scalars it sends)."""

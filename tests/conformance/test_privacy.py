@@ -39,6 +39,7 @@ AVERAGING = {
     "fedbabu",
     "fedbn",
     "feddpa",
+    "fedlc",
     "fedper",
     "fedprox",
     "fedrep",
@@ -65,6 +66,7 @@ ONLY_TRAIN = {
     "fedbn",
     "feddpa",
     "feddyn",
+    "fedex-lora",
     "fedmd",
     "fedper",
     "fedprox",
@@ -73,6 +75,7 @@ ONLY_TRAIN = {
     "finetune",
     "flexlora",
     "heterofl",
+    "hetlora",
     "knn-per",
     "l2gd",
     "lg-fedavg",
@@ -88,18 +91,22 @@ PROBING = {"feddbe", "pacfl", "ucfl", "ucfl-parallel"}
 HANDING_OUT_EXAMPLES = {"dapper"}
 MORE_IS_SENT = {
     "afl",
+    "ccvr",
+    "fedas",
     "fedfew",
     "fedfomo",
     "fedgh",
     "fedmd",
+    "fedpac",
     "fedproto",
     "fedtgp",
+    "hetlora",
     "hypcluster",
     "ifca",
     "scaffold",
     "self-fl",
 }
-FEATURES = {"fedgh", "fedproto", "fedtgp"}
+FEATURES = {"fedpac", "ccvr", "fedgh", "fedproto", "fedtgp"}
 """Whose clients send mean features, which private steps do not cover."""
 
 

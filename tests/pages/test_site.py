@@ -281,7 +281,10 @@ def test_results_as_json_are_what_their_schemas_say(capsys, tmp_path, monkeypatc
             *("--rounds", "1", "--out", "run"),
         ],
         "fedtailor finalize RESULTS --json": ["finalize", "fedtailor-results"],
-        "fedtailor contributions RESULTS --json": ["gives", "fedtailor-results"],
+        "fedtailor contributions RESULTS --json": [
+            "contributions",
+            "fedtailor-results",
+        ],
         "fedtailor describe TABLE --json": ["describe", "t.csv"],
         "fedtailor models PATH --json": ["models", "run"],
         "fedtailor audit RUN --json": ["audit", "run"],

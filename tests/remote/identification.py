@@ -69,21 +69,22 @@ def unknown_cells(table, columns):
     return cells
 
 
-def jacobian(numbers, table, cells):
+def jacobian(numbers, table, cells, step=STEP):
     """[numbers, cells] derivatives of all numbers that leave, in units of each column.
 
     Args:
         numbers: function of a table to a vector.
         table: column -> cells.
         cells: (column, row) of what varies.
+        step: of a difference; a long one where numbers are linear, and rounded.
     """
     columns, start = [], np.asarray(numbers(table), float)
     for name, row in cells:
         present = [value for value in table[name] if value is not None]
         changed = list(table[name])
-        changed[row] += STEP * (float(np.std(present)) or 1.0)
+        changed[row] += step * (float(np.std(present)) or 1.0)
         ends = np.asarray(numbers({**table, name: changed}), float)
-        columns.append((ends - start) / STEP)
+        columns.append((ends - start) / step)
     return np.stack(columns, axis=1)
 
 
@@ -133,15 +134,37 @@ def identified(numbers, table, columns):
     return found
 
 
-def count_vectors(levels, count, total, squares):
-    """All numbers of rows of each level that have this count, sum and sum of squares."""
+def count_vectors(levels, count, total, squares, most=10_000):
+    """Numbers of rows of each level that have this count, sum and sum of squares: all, or
+    the first so many.
+
+    Args:
+        levels: whole numbers in ascending order, the first of them 0.
+    """
     found = []
-    for rows in itertools.product(range(count + 1), repeat=len(levels) - 2):
-        left = count - sum(rows)
-        rest = total - np.dot(rows, levels[2:])
-        far = squares - np.dot(rows, np.square(levels[2:]))
-        # the first two levels are 0 and 1
-        ones = rest
-        if 0 <= ones <= left and ones == far:
-            found.append((left - ones, ones, *rows))
+
+    def go_on(place, rows, count, total, squares):
+        if len(found) >= most:
+            return
+        if place == 0:
+            if total == squares == 0:
+                found.append((count, *rows))
+            return
+        level = levels[place]
+        if (
+            total < 0
+            or not total <= squares <= level * total
+            or (count * squares < total**2)
+        ):
+            return
+        for n in range(min(count, total // level, squares // level**2) + 1):
+            go_on(
+                place - 1,
+                (n, *rows),
+                count - n,
+                total - n * level,
+                squares - n * level**2,
+            )
+
+    go_on(len(levels) - 1, (), count, total, squares)
     return found

@@ -25,7 +25,7 @@ address = "127.0.0.1:9092"
 [data]
 target = "label"
 classes = ["no", "yes"]
-validation = 0.15
+val = 0.15
 test = 0.25
 [data.columns]
 age = "number"

@@ -28,10 +28,10 @@ JOB = """title = "marked"
 address = "127.0.0.1:9092"
 [data]
 target = "cost"
-validation = 0.1
+val = 0.1
 test = 0.2
 preprocessing = "federated"
-decorrelate = {decorrelate}
+keep_correlated = {keep_correlated}
 [data.columns]
 age = "number"
 dose = "number"
@@ -151,7 +151,7 @@ class MarkedClients:
             method=METHODS[method]
             + "\nsgd = { lr = 0.05, epochs = 1, batch_size = 8 }",
             privacy=privacy,
-            decorrelate=str(decorrelate).lower(),
+            keep_correlated=str(not decorrelate).lower(),
             rounds=ROUNDS,
         )
         (self.directory / "job.toml").write_text(text)

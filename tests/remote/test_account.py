@@ -149,6 +149,46 @@ def test_no_more_epsilon_is_spent_than_the_policy_allows(tmp_path):
     assert lines[-1].endswith(f"at most {most:g}")
 
 
+def test_a_row_is_also_in_what_hides_the_whole_client(tmp_path):
+    """Before, each of two jobs, one with noise on models and one with private steps, could
+    spend all of the policy's epsilon on the same rows.
+    """
+    account = ClientAccount(tmp_path)
+    account.record(request(), [STEPS])
+    alone = account.epsilons()["example"][0]
+    assert alone == sgd_epsilon(1.5, 8, 100, 10, 1e-5)
+    # Noise on what private steps made takes nothing from them.
+    account.record(request(round=1), [NOISY, STEPS.model_copy(update={"count": 1})])
+    more = account.epsilons()
+    assert more["example"][0] == pytest.approx(sgd_epsilon(1.5, 8, 100, 11, 1e-5))
+    account.record(request(round=2), [NOISY])
+    for it in (account, ClientAccount(tmp_path)):
+        found = it.epsilons()
+        # as one more sum, of which a row changes twice the norm
+        one = sampled_gaussian_epsilon(1.0, 1.0, 1, 1e-5)
+        assert max(one, more["example"][0]) < found["example"][0] < one + 2 * alone
+    limited = ClientAccount(tmp_path, most_epsilon=found["example"][0])
+    with pytest.raises(Refused, match="epsilon would be"):
+        limited.record(request(round=3), [NOISY])
+
+
+def test_exactly_the_policys_epsilon_may_be_spent_in_whatever_order(tmp_path):
+    """Nothing is added up in rounds, so that no rounding lets one more through."""
+    kinds = [NOISY, NOISY.model_copy(update={"multiplier": 1.7})]
+    for name, order in (("one", [0, 1, 0, 1, 0]), ("two", [1, 0, 0, 0, 1])):
+        (tmp_path / name).mkdir()
+        account = ClientAccount(tmp_path / name)
+        for round, kind in enumerate(order):
+            account.record(request(round=round), [kinds[kind]])
+        most = account.epsilons()["client"][0]
+        (tmp_path / name / ACCOUNT).unlink()
+        account = ClientAccount(tmp_path / name, most_epsilon=most)
+        for round, kind in enumerate(order):
+            account.record(request(round=round), [kinds[kind]])
+        with pytest.raises(Refused, match="epsilon would be"):
+            account.record(request(round=9), [kinds[0]])
+
+
 def test_runs_of_one_job_are_counted(tmp_path):
     account = ClientAccount(tmp_path, most_runs=2)
     account.record(request(run="aa"))

@@ -584,7 +584,9 @@ def test_boosting_is_part_of_what_a_client_agrees_to(tmp_path):
 
 def test_a_policy_decides_on_trees(tmp_path):
     job = Boosted(tmp_path / "job").job
-    allowed = Policy(federated_statistics=True, measurements=True)
+    allowed = Policy(
+        federated_statistics=True, measurements=True, secure_aggregation_only=False
+    )
     assert not list(allowed.reasons_against(job))
     for policy, words in (
         (Policy(), "federated_statistics"),

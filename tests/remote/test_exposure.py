@@ -2,14 +2,18 @@
 
 import re
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 
 from fedtailor.algorithms import Then
 from fedtailor.protocol import SGD, Algorithm
+from fedtailor.remote.client.round_requests import RoundHandler
+from fedtailor.remote.job.examples import federation_from_rows
 from fedtailor.remote.job.exposure import Exposure, exposure_of
 from fedtailor.remote.job.plan import plan_of
+from fedtailor.remote.wire.messages import Request
 from fedtailor.remote.wire.refusals import Refusal, Refused
 from remote.identification import identified
 from remote.jobs import Clients
@@ -55,6 +59,42 @@ def test_noise_of_one_phase_does_not_cover_the_others(tmp_path):
         schedule = replace(plan, algorithm=Then(first, 1, noisy))
         assert schedule.has_noise_in_every_phase == has_noise
         assert schedule.clients_need_secrets
+
+
+def test_what_is_sent_counts_not_what_a_method_says_that_it_sends():
+    """A method of a plug-in, or a probe, may be larger than a model."""
+    models, probe = {"model": np.zeros(24)}, {"gram": np.zeros((20, 100))}
+    OPEN.check_sent(models, is_probe=False, most=1)  # `check` has looked at these
+    with pytest.raises(Refused, match="400,000 numbers"):
+        OPEN.check_sent(probe, is_probe=False, most=100)
+    OPEN.check_sent(probe, is_probe=True, most=100)  # 12,000, as a run has six
+    for hidden in ({}, {"is_summed": True}, {"has_noise": True}):
+        with pytest.raises(Refused, match="12,000 numbers"):
+            replace(OPEN, **hidden).check_sent(probe, is_probe=True, most=99)
+
+
+def test_a_client_counts_an_update_before_it_leaves(tmp_path):
+    clients = Clients(tmp_path / "job", rounds=4, method="fedavg")
+    plan = plan_of(clients.job)
+    exposure = replace(exposure_of(plan, clients.job.schema, 20), size=1)
+    handler = RoundHandler(
+        plan,
+        federation_from_rows(clients.job, {"a": clients.rows["a"]}),
+        clients.store("a"),
+        check_sent=partial(exposure.check_sent, most=0.1),
+    )
+    request = Request(
+        *(clients.job.identity, 0, 0, "client", "a"),
+        run="ab",
+        algorithm=plan.describe(0),
+        arrays={
+            "stream/model": plan.initial()[None],
+            "index/model": np.zeros(1, np.int32),
+        },
+    )
+    said = f"{4 * plan.model.size} numbers ({plan.model.size} in each of 4 rounds)"
+    with pytest.raises(Refused, match=re.escape(said)):
+        handler(request)
 
 
 ROWS, RATE = 8, 0.1

@@ -1,10 +1,12 @@
 """No cell, and no sum over fewer than five rows, follows from the numbers that a client
 sends about its table, whatever sums a coordinator sends it before: for a description, for
-federated preprocessing, and from both together. What training sends is not looked at here
-(`test_exposure`), nor sums behind masks.
+federated preprocessing, and from both together; nor from what is said of outcomes. What
+measurements and boosting show is shown here, too, and that a policy asks first. Updates are
+in `test_exposure`, sums of clients that are lost in `test_secure_sums`.
 """
 
 import json
+from functools import partial
 
 import numpy as np
 import polars as pl
@@ -15,11 +17,18 @@ from fedtailor.data.tables.encoding import MIN_ROWS
 from fedtailor.data.tables.sums import ColumnSums
 from fedtailor.remote.client.account import ClientAccount
 from fedtailor.remote.client.describing import Describer
+from fedtailor.remote.client.policy import Policy
+from fedtailor.remote.client.promises import PROMISES
 from fedtailor.remote.job.job import Schema
 from fedtailor.remote.job.statistics import ClientTable
+from fedtailor.remote.wire.boosting import SUMMED
+from fedtailor.statistics.boosting import BoostingRows, BoostingSettings
+from fedtailor.statistics.boosting.boost import boost, sum_over
 from remote.identification import (
     count_vectors,
     identified,
+    jacobian,
+    projection,
     real_numbers,
     small_counts,
 )
@@ -40,6 +49,8 @@ SCHEMA = Schema(
     decorrelate=True,
 )
 NUMBERS = ("lab", "age", "cost")
+MEASURED = next(it for it in PROMISES if "losses and" in it.what)
+TREES = next(it for it in PROMISES if "boost trees" in it.what)
 
 
 def table_of(seed=0, rows=ROWS):
@@ -181,7 +192,7 @@ def describer(tmp_path):
 
 
 def preprocess(table, pooled):
-    """What a client sends for federated preprocessing with `decorrelate = true`."""
+    """What a client sends for federated preprocessing with `keep_correlated = false`."""
     found = client_table(table)
     train = np.arange(len(found.y))
     return [
@@ -228,6 +239,31 @@ def test_no_count_of_few_rows_follows_from_the_sums_of_a_few_whole_numbers(level
         for place in range(len(levels)):
             of_level = {it[place] for it in found}
             assert len(of_level) > 1 or not 0 < of_level.pop() < MIN_ROWS
+
+
+@pytest.mark.parametrize("step", [1, 0.25])
+def test_no_row_of_a_few_whole_numbers_of_a_small_range_follows_from_the_sums(step):
+    """Before, of five different ones the rows did now and then."""
+    rng = np.random.default_rng(0)
+    was_unique = 0
+    for last, few in ((6, 5), (8, 5), (10, 6), (15, 7)):
+        for _ in range(8):
+            rare = rng.choice(np.arange(1, last + 1), few, replace=False)
+            cells = np.r_[np.zeros(30), rare]
+            told = ColumnSums.of(pl.Series(cells * step), "number")
+            total = told.mean * told.count / step
+            squares = (told.squares + told.count * told.mean**2) / step**2
+            for sums, is_told in (
+                ((total, squares), True),
+                ((cells.sum(), (cells**2).sum()), False),
+            ):
+                whole = [round(float(it)) for it in sums]
+                found = np.array(count_vectors(range(last + 1), 30 + few, *whole, 200))
+                is_same = (found == found[0]).all(0)
+                unique = (is_same & (found[0] > 0) & (found[0] < MIN_ROWS)).any()
+                assert not (unique and is_told)
+                was_unique += unique
+    assert was_unique
 
 
 def test_no_cell_is_nearly_told_by_being_far_from_all_others():
@@ -302,3 +338,108 @@ def test_the_test_sees_arithmetic():
     assert identified(lambda it: [sum(it["x"])], table, ("x",)) == []
     product = lambda it: [sum(it["x"]), it["x"][3] * it["z"][3]]  # noqa: E731
     assert identified(product, table, ("x", "z")) == [(3,)]
+
+
+TIMED = Schema(
+    target="time",
+    classes=None,
+    columns=dict.fromkeys(("lab", "age")),
+    kinds={"lab": "number", "age": "number"},
+    federated=True,
+    event="died",
+    intervals=(1.0, 2.0, 4.0, 8.0),
+)
+
+
+def test_no_time_follows_from_what_is_said_of_outcomes():
+    """Times leave as counts of intervals, in which small ones are hidden."""
+    rng = np.random.default_rng(3)
+    table = table_of(3)
+    table["time"] = rng.exponential(4.0, ROWS).tolist()
+    died = (rng.random(ROWS) < 0.6).astype(float)
+
+    def answer(it):
+        frame = pl.DataFrame({name: it[name] for name in ("lab", "age")})
+        y = np.stack([it["time"], died], axis=1)
+        found = ClientTable(TIMED, None, frame, y)
+        return json.loads(found.statistics(np.arange(ROWS)).to_json())
+
+    assert identified(lambda it: real_numbers(answer(it)), table, ("lab", "time")) == []
+    assert not small_counts(answer(table))
+
+
+VALIDATED = 24
+
+
+def losses_of(models):
+    """The sums of losses of a linear model that a client measures on a few rows."""
+
+    def numbers(table):
+        x = np.stack([table["age"], table["lab"], np.ones(VALIDATED)], axis=1)
+        return [float(((x @ model - table["cost"]) ** 2).sum()) for model in models]
+
+    return numbers
+
+
+def test_losses_of_linear_models_show_their_sums_of_products_and_no_more():
+    """However many are measured. Of other models, made for it, they show cells, such as
+    of one whose loss is that of the rows beyond a threshold: so none leave by default, and
+    none where a policy says that nothing of one client alone does.
+    """
+    rng = np.random.default_rng(0)
+    names = ("age", "lab", "cost")
+    table = {name: rng.normal(size=VALIDATED).tolist() for name in names}
+    models = rng.normal(size=(38, 3))
+    assert identified(losses_of(models), table, names) == []
+
+    def beyond(it):
+        return [
+            float(np.logaddexp(0, 30 * (np.array(it["age"]) - cut)).sum())
+            for cut in np.linspace(-2, 2, 38)
+        ]
+
+    assert identified(beyond, table, ("age",))
+    for policy in (Policy(), Policy(measurements=True)):
+        assert not MEASURED.allows(policy)
+    assert MEASURED.allows(Policy(measurements=True, secure_aggregation_only=False))
+
+
+def boosted_sums(table, bins, clients=4):
+    """Every sum over clients that a boosting of numbers asks for."""
+    x, y = np.array(table["age"])[:, None], np.array(table["cost"])
+    parts = [
+        BoostingRows(x[own], y[own], None, x[:0], y[:0])
+        for own in np.split(np.arange(len(y)), clients)
+    ]
+    ask, learned = sum_over(parts), []
+
+    def listening(request):
+        answer = ask(request)
+        if request.kind in SUMMED:
+            learned.extend(np.asarray(answer, float).reshape(-1).tolist())
+        return answer
+
+    settings = BoostingSettings(
+        trees=2, most_leaves=3, least_rows=6, most_bins=bins, chooses=False
+    )
+    boost(listening, 1, None, settings)
+    return learned
+
+
+def test_boosting_shows_targets_of_single_rows_in_bins_of_single_rows_only():
+    """Though not whose they are. A policy lets no trees be boosted by default."""
+    rng = np.random.default_rng(0)
+    rows = 48
+    age = rng.permutation(rows).astype(float).tolist()
+    table = {"age": age, "cost": rng.normal(size=rows).tolist()}
+    cells = [("cost", row) for row in range(rows)]
+
+    def known(bins):
+        """How much of each target is known."""
+        numbers = partial(boosted_sums, bins=bins)
+        # Sums of targets, rounded to single precision, are linear in them.
+        return projection(jacobian(numbers, table, cells, step=0.1)).diagonal()
+
+    assert known(bins=4).max() < 0.2  # a row of a bin of twelve, to a twelfth
+    assert known(bins=48).max() > 1 - 1e-6
+    assert not TREES.allows(Policy())

@@ -52,6 +52,13 @@ def test_the_template_is_a_job(tmp_path):
     )
 
 
+def test_a_job_of_others_does_not_choose_what_is_read_here(tmp_path):
+    (tmp_path / "other.toml").write_text('title = "mine"\n')
+    (tmp_path / "job.toml").write_text('base = "other.toml"\n' + TEXT)
+    with pytest.raises(ValueError, match="only experiment files have a base"):
+        read_job(tmp_path / "job.toml")
+
+
 def test_hyperparameters_are_read(tmp_path):
     job = job_of(tmp_path, ('use = "finetune"  ', 'use = "finetune"\nbest = true  '))
     assert job.spec.algorithm.best
@@ -100,7 +107,7 @@ def test_hyperparameters_are_read(tmp_path):
         (
             "test = 0.2",
             "test = 0.95",
-            "line 12: validation and test take 1.05 of all rows",
+            "line 12: val and test take 1.05 of all rows",
         ),
         (
             '"finetune"',
@@ -200,8 +207,8 @@ def test_hyperparameters_are_read(tmp_path):
         ("lr = 0.05", "lr = inf", "line 24: lr is inf; it must be a finite number"),
         (
             "test = 0.2",
-            "decorrelate = true",
-            "line 12: decorrelate is for regressions and survival (no classes, no windows)",
+            "keep_correlated = false",
+            "line 12: keep_correlated = false is for regressions and survival (no classes, no windows)",
         ),
         (
             "seed = 0",

@@ -23,7 +23,7 @@ address = "127.0.0.1:9092"
 [data]
 target = "{target}"
 {classes}
-validation = 0.4
+val = 0.4
 test = 0.2
 preprocessing = "federated"
 [data.columns]

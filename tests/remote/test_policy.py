@@ -101,7 +101,16 @@ def test_without_a_file_the_defaults_are_safe(tmp_path):
             "would answer a probe openly",
         ),
         (Policy(), {"preprocessing": "federated"}, "federated_statistics is false"),
-        (Policy(), {"evaluate": "true"}, "measurements is false"),
+        (
+            Policy(),
+            {"evaluate": "true"},
+            "(measurements is false, secure_aggregation_only is true)",
+        ),
+        (
+            Policy(measurements=True),
+            {"evaluate": "true"},
+            "own sums of losses would be sent (secure_aggregation_only is true)",
+        ),
         (Policy(noise_only=True), {}, "no noise would be added here"),
         (Policy(columns=("age", "label")), {}, "it uses 'ward' (not in columns)"),
         (Policy(columns=("age", "ward")), {}, "it uses 'label' (not in columns)"),
@@ -124,7 +133,10 @@ def test_all_reasons_are_said_at_once(tmp_path):
     [
         (Policy(secure_aggregation_only=False), {"privacy": ""}),
         (Policy(federated_statistics=True), {"preprocessing": "federated"}),
-        (Policy(measurements=True), {"evaluate": "true"}),
+        (
+            Policy(measurements=True, secure_aggregation_only=False),
+            {"evaluate": "true"},
+        ),
         (Policy(noise_only=True), {"privacy": f"{SECURE}\n{NOISY}"}),
         (Policy(noise_only=True), {"method": PRIVATE}),
         (Policy(columns=("age", "label", "more", "ward")), {}),
@@ -204,6 +216,7 @@ def test_sums_over_fewer_clients_than_the_policy_says_are_refused(stage):
         ("\nrounds = '5'", "policy.toml, line 2: rounds is '5'; it must be a val"),
         ("epsilon = nan", "policy.toml, line 1: epsilon is nan;"),
         ("epsilon = -1", "epsilon is -1; it must be greater than 0"),
+        ("hours = '24:00-00:00'", "hours is '24:00-00:00'; write the hours"),
         ("least_clients = 2", "least_clients is 2; it must be greater than or"),
         ("least_clients = 52", "least_clients is 52; it must be less than or"),
         ("noise_only = 1", "noise_only is 1; it must be a valid boolean"),

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from fedtailor.remote.client.policy import Policy
 from fedtailor.remote.client.promises import PROMISES, said
+from fedtailor.remote.client.round_requests import without_small_splits
 from fedtailor.remote.job.plan import plan_of
 from fedtailor.remote.wire.boosting import BOOST
 from fedtailor.remote.wire.messages import Request, decode_reply, encode_request
@@ -83,6 +84,7 @@ def allowed(policy, job):
         (policy.secure_aggregation_only and opens)
         or (policy.noise_only and plain)
         or (not policy.federated_statistics and statistics)
+        or (job.spec.privacy.evaluate and policy.secure_aggregation_only)
         or (not policy.measurements and job.spec.privacy.evaluate)
         or (policy.columns is not None and "ward" not in policy.columns)
         or (policy.rounds == 5 and job.boosting is not None)
@@ -214,13 +216,30 @@ def test_a_client_whose_updates_are_hidden_says_once_that_its_model_diverged(
     assert ask(3, 0.1) is after
 
 
+@pytest.mark.parametrize("method", ["fedproto", "fedgh", "fedtgp"])
+def test_counts_of_classes_need_a_policy_that_lets_counts_leave(method, tmp_path):
+    """From one sum with the weights 81, 9 and 1 those of three clients follow."""
+    rest = f"[privacy]\n{SECURE}" if method == "fedproto" else ""
+    clients = Clients(tmp_path / "job", method=method, rest=rest)
+    said = "numbers of rows of each class would be sent (federated_statistics is false)"
+    open_ones = {"secure_aggregation_only": False, "measurements": True}
+    assert said in list(Policy(**open_ones).reasons_against(clients.job))
+    allowed = Policy(federated_statistics=True, **open_ones)
+    assert not list(allowed.reasons_against(clients.job))
+
+
 def test_measurements_leave_once_a_round_and_not_by_default(tmp_path):
     """Many models that are made for it tell cells of the rows on which they are
     measured: 38 in one round gave 12 cells.
     """
     clients = Clients(tmp_path / "job", method="fedavg", rest=f"[privacy]\n{SECURE}")
     assert any("measurements" in it for it in Policy().reasons_against(clients.job))
-    assert not list(Policy(measurements=True).reasons_against(clients.job))
+    allowed = Policy(measurements=True)
+    assert list(allowed.reasons_against(clients.job)) == [
+        "this client's own sums of losses would be sent (secure_aggregation_only is true)"
+    ]
+    allowed = Policy(measurements=True, secure_aggregation_only=False)
+    assert not list(allowed.reasons_against(clients.job))
     plan, client = plan_of(clients.job), clients.client("a")
     found = []
     for round, scale in ((1, 1.0), (1, 1.0), (1, 2.0), (2, 2.0), (2, 1.0)):
@@ -262,3 +281,17 @@ def test_the_table_in_the_documentation_is_the_one_that_is_printed(tmp_path, cap
     assert f"stays       {PROMISES[3].what}" in lines
     assert all(len(line) <= 86 for line in lines)
     assert sum("this job asks for it" in line for line in lines) == 3
+
+
+def test_what_is_measured_on_few_rows_stays():
+    """The loss of one row tells its target."""
+    scores = {
+        f"scores/{split}/{name}": np.asarray(value)
+        for split, rows in (("val", 4), ("test", 5))
+        for name, value in (("count", rows), ("loss", 1.5), ("metrics/f1/rows", [3, 1]))
+    }
+    kept = without_small_splits(scores)
+    assert not any(np.any(kept[name]) for name in scores if "/val/" in name)
+    assert all(
+        np.all(kept[name] == scores[name]) for name in scores if "/test/" in name
+    )

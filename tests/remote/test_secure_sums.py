@@ -15,7 +15,11 @@ pytest.importorskip(
 pytest.importorskip("Crypto", reason="secure sums need PyCryptodome (extra flower)")
 
 from fedtailor.aggregation.secure_sums import FixedPoint, SecureSums, add_up
-from fedtailor.aggregation.sum_shares import ReleasedSums, largest_shares
+from fedtailor.aggregation.sum_shares import (
+    ReleasedSums,
+    SumHistory,
+    largest_shares,
+)
 from fedtailor.remote.sums import client as sum_client
 from fedtailor.remote.sums import server as sum_server
 from fedtailor.remote.sums.client import SecureSumClient
@@ -33,6 +37,7 @@ from fedtailor.remote.wire.secure_sums import (
     neighbour_graph,
 )
 from fedtailor.remote.wire.transport import TooFewClients
+from remote.identification import jacobian, projection
 
 SETTINGS = SecureSums()
 NAMES = ("a", "b", "c", "d", "e")
@@ -345,6 +350,78 @@ def test_sums_of_two_rounds_that_differ_by_one_client(scope, later, tmp_path):
     # The same sum again shows nothing that the first one did not.
     circle.begin(later)
     circle.run(everybody)
+
+
+# (round, the client that is lost, from which stage on, clients that are given weight)
+LOSSES = {
+    "attempts": [
+        (0, "e", VECTORS, NAMES),
+        (0, "d", UNMASK, NAMES),
+        (0, "a", SHARES, NAMES),
+        (0, None, None, NAMES),
+        (0, None, None, "abcd"),
+    ],
+    "rounds": [
+        (0, None, None, NAMES),
+        (1, "b", KEYS, NAMES),
+        (2, "c", UNMASK, NAMES),
+        (3, None, None, "acde"),
+        (4, None, None, NAMES),
+    ],
+    "for good": [
+        (0, "e", KEYS, NAMES),
+        (1, "e", KEYS, NAMES),
+        (2, None, None, NAMES),
+        (3, None, None, "abcd"),
+        (4, None, None, "abc"),
+    ],
+}
+
+
+def learned(table, losses, scope):
+    """All sums that a coordinator gets of vectors that stay the same."""
+    circle = Circle(settings=SecureSums(scope=scope), size=2)
+    circle.vectors = {name: np.array(table[name]) for name in NAMES}
+    numbers = []
+    for number, (round, lost, stage, weighed) in enumerate(losses):
+        circle.begin(round)
+        circle.lost = {} if lost is None else {lost: losing(stage)}
+        weights = [[float(name in weighed) for name in NAMES]]
+        with suppress(TooFewClients):
+            sums, _ = circle.run(weights)
+            numbers += [number, *np.ravel(sums)]
+    return numbers
+
+
+def known_of_clients(table, losses, scope):
+    """How much of a combination of each client's numbers is known: 1 = one is."""
+    cells = [(name, row) for name in NAMES for row in range(2)]
+    known = projection(
+        jacobian(lambda it: learned(it, losses, scope), table, cells, step=1.0)
+    )
+    pairs = known.reshape(len(NAMES), 2, len(NAMES), 2)
+    return [np.linalg.eigvalsh(pairs[i, :, i]).max() for i in range(len(NAMES))]
+
+
+@pytest.mark.parametrize("scope", ["run", "round"])
+@pytest.mark.parametrize("losses", LOSSES)
+def test_no_client_follows_from_all_sums_whoever_is_lost_when(
+    losses, scope, monkeypatch
+):
+    rng = np.random.default_rng(0)
+    # As far apart in each, so that a step is as long.
+    table = {name: [it, it + 1] for name, it in zip(NAMES, rng.random(5), strict=True)}
+    within = [
+        (0, *it[1:]) if scope == "round" else it for it in LOSSES[losses]
+    ]  # that scope promises nothing of several rounds
+    assert len(learned(table, within, scope)) > 2
+    assert max(known_of_clients(table, within, scope)) < 0.5
+    if scope == "run":
+        return
+    # The test sees it: if nobody keeps a history, one does follow.
+    monkeypatch.setattr(SumHistory, "released", lambda *_: ReleasedSums())
+    monkeypatch.setattr(SumHistory, "may_add", lambda *_: True)
+    assert max(known_of_clients(table, within, scope)) > 1 - 1e-6
 
 
 def test_the_server_looks_at_earlier_sums_before_it_asks():

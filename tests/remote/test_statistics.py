@@ -46,7 +46,7 @@ JOB = """[coordinator]
 address = "127.0.0.1:9092"
 [data]
 target = "cost"
-validation = 0.1
+val = 0.1
 test = 0.25
 preprocessing = "federated"
 [data.columns]
@@ -116,7 +116,7 @@ def clients(tmp_path):
             text = JOB.format(minimum=minimum, rounds=rounds)
             federated = 'preprocessing = "federated"'
             text = (
-                text.replace(federated, f"{federated}\ndecorrelate = true")
+                text.replace(federated, f"{federated}\nkeep_correlated = false")
                 if decorrelate
                 else text
             )
@@ -461,7 +461,7 @@ def test_inputs_are_decorrelated_as_those_of_one_table_are(clients):
     )
     # a job that does not ask is told so at its beginning, and takes no such sums
     clients.set()
-    assert "decorrelate = true in [data]" in decorrelation_note(
+    assert "keep_correlated = false in [data]" in decorrelation_note(
         clients.job.schema, agreed.columns_only
     )
     with pytest.raises(
@@ -696,7 +696,8 @@ def test_a_table_of_all_clients_trains_on_what_the_machines_train_on(
     text = path.read_text().replace('target = "cost"\n', f'target = "{target}"\n')
     # a job may list categories, and a table cannot
     text = text.replace('risk = ["low", "high"]\n', "")
-    path.write_text(text.replace("validation =", f"{TARGETS[target]}validation ="))
+    assert "\nval =" in text
+    path.write_text(text.replace("\nval =", f"\n{TARGETS[target]}val ="))
     job = read_job(path)
     machines, statistics = read_all(job, clients.files)
 

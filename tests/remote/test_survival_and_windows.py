@@ -62,7 +62,7 @@ window = 8
 step = 4
 gap = 1.5
 test = 0.25
-validation = 0.15
+val = 0.15
 preprocessing = "{preprocessing}"
 [data.columns]
 left = "number"

@@ -109,8 +109,11 @@ def csv_of_frame(frame: "pl.DataFrame") -> str:
     """A frame as `csv_text`; its numbers as polars writes them."""
     import polars as pl
 
+    named = pl.col(pl.Categorical, pl.Enum).cast(pl.String)
     texts = pl.col(pl.String).map_elements(_cell, return_dtype=pl.String)
-    cells = frame.with_columns(texts).write_csv(include_header=False)
+    cells = (
+        frame.with_columns(named).with_columns(texts).write_csv(include_header=False)
+    )
     return csv_text(frame.columns, []) + cells
 
 

@@ -28,6 +28,11 @@ TOLERANCE = 2.0**-31
 is below one step of `masks.FixedPoint`, if the weights of a row add up to 1 at most.
 """
 
+MAX_PROGRAMS = 2**18
+"""The most weights in all linear programs of one look at some sums: 16 programs of 90 sums
+over 181 clients, or one for each client of 25 sums over 51, which take seconds.
+"""
+
 
 def largest_shares(
     weights: Float[np.ndarray, "s c"], least: float = 0.0
@@ -36,12 +41,18 @@ def largest_shares(
 
     With orthonormal rows the columns w of a combination of length 1 have
     |a . w_i| <= |w_i|, and their squares add up to 1, so that sum_j |a . w_j| is at
-    least 1 / max_j |w_j|. So no share is above |w_i| max_j |w_j|.
+    least 1 / max_j |w_j|. So no share is above |w_i| max_j |w_j|. Nor is one above
+    1 / (1 + v_i) with
+
+        v_i = (1 - |w_i|^2) / max_{j != i} |w_j . w_i|,
+
+    as u_j = v_i w_j . w_i / (1 - |w_i|^2) is one of `_share_by_program`'s choices. What is
+    left are linear programs, whose numbers all together are `MAX_PROGRAMS` at most.
 
     Args:
         weights: weight of each client in each sum.
         least: shares that cannot be larger are not computed, and neither are others once
-            one is larger; the bound stands for them.
+            one is larger, or there are too many of them; the bound stands for them.
 
     Returns:
         Shares from 0 (no weight in any sum) to 1.
@@ -62,10 +73,10 @@ def largest_shares(
             sizes, total, out=np.zeros_like(sizes), where=total > TOLERANCE
         )
         return found.max(axis=0)
-    lengths = np.linalg.norm(basis, axis=0)
-    shares = np.minimum(lengths * lengths.max(), 1.0)
+    shares, left = _upper_bounds(basis), MAX_PROGRAMS
     for client in np.argsort(-shares, kind="stable"):
-        if shares[client] <= least:
+        left -= basis.size
+        if shares[client] <= least or (least and left < 0):
             break
         shares[client] = _share_by_program(basis, int(client))
         if least and shares[client] > least:
@@ -73,31 +84,45 @@ def largest_shares(
     return shares
 
 
+def _upper_bounds(basis: Float[np.ndarray, "r c"]) -> Float[np.ndarray, " c"]:
+    """Numbers above which no client's share is (see `largest_shares`)."""
+    products = basis.T @ basis
+    squares = products.diagonal().copy()
+    lengths = np.sqrt(squares)
+    np.fill_diagonal(products, 0)
+    furthest = np.abs(products).max(axis=1)
+    # rounding of products is far below this
+    beyond = np.maximum(1 - squares - TOLERANCE, 0)
+    shares = furthest / np.maximum(furthest + beyond, TOLERANCE)
+    shares[beyond == 0] = 1.0
+    return np.minimum(np.minimum(lengths * lengths.max(), 1.0), shares)
+
+
 def _share_by_program(basis: Float[np.ndarray, "r c"], client: int) -> float:
     """The largest share of a client, by a linear program.
 
-    Its weight is set to 1; then the others' weights t_j >= |a . w_j| are minimised, and
-    the share is 1 / (1 + sum of t).
+    With its weight set to 1, the others' sizes sum_j |a . w_j| have the least value v, and
+    the share is 1 / (1 + v). By duality v is the largest number for which
+
+        sum_j u_j w_j = v w_i,    |u_j| <= 1,
+
+    a program of only as many equations as there are sums.
     """
     # Imported here, as it takes half a second.
     from scipy.optimize import linprog
-    from scipy.sparse import bmat, identity
 
-    own, others = basis[:, client], np.delete(basis, client, axis=1).T
+    own, others = basis[:, client], np.delete(basis, client, axis=1)
     if np.linalg.norm(own) <= TOLERANCE:
         return 0.0
-    rank, count = len(own), len(others)
-    slack = -identity(count)
+    count = others.shape[1]
     solved = linprog(
-        c=np.r_[np.zeros(rank), np.ones(count)],
-        A_ub=bmat([[others, slack], [-others, slack]], format="csr"),
-        b_ub=np.zeros(2 * count),
-        A_eq=np.r_[own, np.zeros(count)][None],
-        b_eq=[1.0],
-        bounds=[(None, None)] * rank + [(0, None)] * count,
+        c=np.r_[np.zeros(count), -1.0],
+        A_eq=np.c_[others, -own],
+        b_eq=np.zeros(len(own)),
+        bounds=[(-1, 1)] * count + [(0, None)],
     )
     # What cannot be computed is not promised.
-    return 1 / (1 + max(float(solved.fun), 0.0)) if solved.success else 1.0
+    return 1 / (1 + max(-float(solved.fun), 0.0)) if solved.success else 1.0
 
 
 def _basis(weights: Float[np.ndarray, "s c"]) -> Float[np.ndarray, "r c"]:

@@ -7,6 +7,7 @@ imports above it are for type checkers and editors.
 from fedtailor._base.entry_points import import_modules
 from fedtailor.algorithms.afl import AFL
 from fedtailor.algorithms.apfl import APFL
+from fedtailor.algorithms.ccvr import CCVR
 from fedtailor.algorithms.cfl import CFL
 from fedtailor.algorithms.cgpfl import CGPFL
 from fedtailor.algorithms.cgpfl_heur import CGPFLHeur
@@ -14,6 +15,7 @@ from fedtailor.algorithms.dapper import DAPPER
 from fedtailor.algorithms.ditto import Ditto
 from fedtailor.algorithms.fedala import FedALA
 from fedtailor.algorithms.fedamp import FedAMP
+from fedtailor.algorithms.fedas import FedAS
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.fedavgm import FedAvgM
 from fedtailor.algorithms.fedbabu import FedBABU
@@ -22,11 +24,14 @@ from fedtailor.algorithms.feddbe import FedDBE
 from fedtailor.algorithms.feddpa import FedDPA
 from fedtailor.algorithms.feddyn import FedDyn
 from fedtailor.algorithms.fedem import FedEM
+from fedtailor.algorithms.fedex_lora import FedExLoRA
 from fedtailor.algorithms.fedfew import FedFew
 from fedtailor.algorithms.fedfomo import FedFomo
 from fedtailor.algorithms.fedgh import FedGH
+from fedtailor.algorithms.fedlc import FedLC
 from fedtailor.algorithms.fedmd import FedMD
 from fedtailor.algorithms.fedopt import FedAdagrad, FedAdam, FedYogi
+from fedtailor.algorithms.fedpac import FedPAC
 from fedtailor.algorithms.fedper import FedPer
 from fedtailor.algorithms.fedproto import FedProto
 from fedtailor.algorithms.fedprox import FedProx
@@ -36,6 +41,7 @@ from fedtailor.algorithms.fedtgp import FedTGP
 from fedtailor.algorithms.finetune import FineTune
 from fedtailor.algorithms.flexlora import FlexLoRA
 from fedtailor.algorithms.heterofl import HeteroFL
+from fedtailor.algorithms.hetlora import HetLoRA
 from fedtailor.algorithms.hypcluster import HypCluster
 from fedtailor.algorithms.ifca import IFCA
 from fedtailor.algorithms.knn_per import KNNPer
@@ -59,6 +65,7 @@ from fedtailor.algorithms.ucfl_parallel import UCFLParallel
 __all__ = [
     "AFL",
     "APFL",
+    "CCVR",
     "CFL",
     "CGPFL",
     "DAPPER",
@@ -74,6 +81,7 @@ __all__ = [
     "Ditto",
     "FedALA",
     "FedAMP",
+    "FedAS",
     "FedAdagrad",
     "FedAdam",
     "FedAvg",
@@ -84,10 +92,13 @@ __all__ = [
     "FedDPA",
     "FedDyn",
     "FedEM",
+    "FedExLoRA",
     "FedFew",
     "FedFomo",
     "FedGH",
+    "FedLC",
     "FedMD",
+    "FedPAC",
     "FedPer",
     "FedProto",
     "FedProx",
@@ -97,6 +108,7 @@ __all__ = [
     "FedYogi",
     "FineTune",
     "FlexLoRA",
+    "HetLoRA",
     "HeteroFL",
     "HypCluster",
     "KNNPer",

@@ -5,7 +5,6 @@ from typing import ClassVar
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
-from scipy.special import log_softmax, logsumexp
 
 from fedtailor._base.choice import require
 from fedtailor.aggregation import mix
@@ -139,8 +138,9 @@ class FedFew(Algorithm):
             losses = losses * (sizes / sizes.sum())[:, None]
         # In the log domain, because exp(-L / mu) underflows.
         fits = -losses / self.mu
-        log_alpha = log_softmax(-logsumexp(fits, axis=1))
-        return np.exp(log_alpha[:, None] + log_softmax(fits, axis=1))
+        log_s = np.logaddexp.reduce(fits, axis=1)
+        log_alpha = -log_s - np.logaddexp.reduce(-log_s)
+        return np.exp(fits + (log_alpha - log_s)[:, None])
 
     # on the client
     # ----------------------------------------------------------------------------------

@@ -11,10 +11,10 @@ from fedtailor._base.choice import require
 from fedtailor.algorithms.helpers.class_means import (
     batches_of,
     class_sums,
-    descend,
     means_of_clients,
+    number_of_classes,
+    train_head,
 )
-from fedtailor.algorithms.helpers.own_steps import mean_over
 from fedtailor.algorithms.helpers.shared_part import (
     entry_of_part,
     join_parts,
@@ -124,6 +124,10 @@ class FedGH(Algorithm):
     # on the server
     # ----------------------------------------------------------------------------------
 
+    @property
+    def sends_class_counts(self) -> bool:
+        return True
+
     def check(self, population: Population) -> None:
         model = model_parts_of(population, self.about.name)
         _ = model.feature_shape  # a model without a head is refused here
@@ -160,7 +164,7 @@ class FedGH(Algorithm):
             return server
         order = np.tile(np.flatnonzero(is_seen), (self.server_epochs, 1))
         batches = batches_of(order, len(means), self.server_batch)
-        head = _trained(
+        head = train_head(
             server.head,
             jnp.asarray(server.weight),
             jnp.asarray(server.bias),
@@ -192,8 +196,7 @@ class FedGH(Algorithm):
     ) -> tuple[ClientState, ClientUpdate]:
         own = self._own(local)
         theta = local.sgd(join_parts(own, state, inbox.only("model")), self.sgd)
-        example = local.draw("class means", 0, 1)
-        classes = jax.eval_shape(local.logits, theta, example.x).shape[-1]
+        classes = number_of_classes(theta, local)
         sums = class_sums(theta, classes, self.sgd.batch_size, local)
         return entry_of_part("own", own.take(theta)), {"features": sums.reshape(-1)}
 
@@ -219,36 +222,3 @@ def own_part(parts: tuple[str, ...]) -> str:
     body is all head.
     """
     return "not head" if "head" in parts else "nothing"
-
-
-@jax.jit
-def _trained(
-    head: Float[Array, " d_head"],
-    weight: Int[Array, "features classes"],
-    bias: Int[Array, " _"],
-    z: Float[Array, "n features"],
-    y: Int[Array, " n"],
-    batches: tuple[Int[Array, "steps b"], Float[Array, "steps b"]],
-    rate: Float[Array, ""] | float,
-) -> Float[Array, " d_head"]:
-    """The head after the server's steps on examples (z, y).
-
-    Args:
-        head: before them.
-        weight, bias: where its numbers are.
-        z, y: features and classes.
-        batches: rows of z, and their weights.
-        rate: of the steps.
-    """
-
-    def loss(head: Array, rows: Array, weights: Array) -> Array:
-        outputs = z[rows] @ head[weight]
-        if bias.size:
-            outputs = outputs + head[bias]
-        logs = jax.nn.log_softmax(outputs)
-        losses = -jnp.take_along_axis(logs, y[rows][:, None], axis=1)[:, 0]
-        return mean_over(losses, weights.astype(losses.dtype))
-
-    start = head.astype(z.dtype)
-    trained = descend(start, jax.grad(loss), batches, rate)
-    return trained.astype(head.dtype)

@@ -2,22 +2,23 @@
 
 from typing import ClassVar
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from fedtailor._base.choice import require
 from fedtailor.aggregation import reporter_weights, weighted_sums
-from fedtailor.algorithms.helpers.class_means import IS_SEEN, class_sums
-from fedtailor.algorithms.helpers.own_steps import mean_over
+from fedtailor.algorithms.helpers.class_means import (
+    IS_SEEN,
+    class_sums,
+    gradient_with_pull,
+)
 from fedtailor.algorithms.helpers.personal_model import PersonalModelAlgorithm
 from fedtailor.algorithms.helpers.shared_part import model_parts_of
 from fedtailor.protocol import (
     SGD,
     About,
     Answers,
-    Batch,
     ClientState,
     ClientUpdate,
     Cohort,
@@ -25,10 +26,8 @@ from fedtailor.protocol import (
     Inbox,
     Init,
     LocalTrainer,
-    Params,
     Population,
     ServerState,
-    StepGradient,
     Streams,
     ZeroIsStatic,
     hyperparameters,
@@ -105,6 +104,10 @@ class FedProto(PersonalModelAlgorithm):
     # on the server
     # ----------------------------------------------------------------------------------
 
+    @property
+    def sends_class_counts(self) -> bool:
+        return True
+
     def check(self, population: Population) -> None:
         model = model_parts_of(population, self.about.name)
         _ = model.feature_shape  # a model without a head is refused here
@@ -180,30 +183,8 @@ class FedProto(PersonalModelAlgorithm):
         gradient = None  # None: `local.sgd` uses the gradient of the usual loss
         # A constant lam = 0 leaves the distance out of the compiled program.
         if not is_off(self.lam):
-            gradient = self._gradient(prototypes, local)
+            gradient = gradient_with_pull(prototypes, self.lam, local)
         return local.sgd(w, self.sgd, gradient=gradient)
-
-    def _gradient(
-        self, prototypes: Float[Array, "classes _"], local: LocalTrainer
-    ) -> StepGradient:
-        """The gradient of F_i(w) + lam mean_x |z - C_y|^2 / size on a batch."""
-
-        def gradient(params: Params, batch: Batch, step: Int[Array, ""]) -> Params:
-            local.count_work(gradients=1)
-            of_class = prototypes[batch.y]
-            targets, is_known = of_class[:, :-1], of_class[:, -1]
-
-            def loss(params: Params) -> Float[Array, ""]:
-                z = local.features(params, batch.x)
-                losses = local.losses(
-                    local.head_outputs(params, z), batch.y, batch.weight
-                )
-                apart = jnp.square(z.reshape(len(z), -1) - targets).mean(axis=1)
-                return mean_over(losses + self.lam * is_known * apart, batch.weight)
-
-            return jax.grad(loss)(params)
-
-        return gradient
 
     def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> ClientState:
         rounds = inbox.scalars["rounds"]

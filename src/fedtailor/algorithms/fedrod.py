@@ -8,11 +8,15 @@ from jaxtyping import Array, Float, Int
 
 from fedtailor._base.choice import require
 from fedtailor.algorithms.fedavg import FedAvg
+from fedtailor.algorithms.helpers.class_means import (
+    ABSENT,
+    class_counts,
+    number_of_classes,
+)
 from fedtailor.algorithms.helpers.own_steps import (
     head_of,
     loop_over_batches,
     mean_over,
-    pass_over_samples,
     require_plain_sgd,
     sgd_step,
     sgd_step_with_statistics,
@@ -33,12 +37,6 @@ from fedtailor.protocol import (
     is_off,
     sums_type,
 )
-
-ABSENT = -1e30
-"""Added to the score of a class that a client does not have.
-
-The probability of the class is then 0, and it contributes no gradient.
-"""
 
 
 @hyperparameters
@@ -187,21 +185,11 @@ class FedRoD(FedAvg):
             `ABSENT` where n_ic, the number of training samples of class c, is 0; zeros
             for gamma 0.
         """
-        params = local.params(theta)
-        example = local.draw("classes", 0, 1)
-        outputs = jax.eval_shape(local.logits, params, example.x)
-        zero = jnp.zeros(outputs.shape[-1], sums_type(theta))
+        classes = number_of_classes(theta, local)
         # With gamma = 0 the counts are not used, so they are not compiled.
         if is_off(self.gamma):
-            return zero
-
-        def add(
-            counts: Float[Array, " classes"], batch: Batch, step: Int[Array, ""]
-        ) -> Float[Array, " classes"]:
-            labels = jax.nn.one_hot(batch.y, len(zero), dtype=zero.dtype)
-            return counts + batch.weight @ labels
-
-        counts = pass_over_samples(local, zero, add, self.sgd.batch_size)
+            return jnp.zeros(classes, sums_type(theta))
+        counts = class_counts(classes, self.sgd.batch_size, local)
         log_counts = jnp.log(jnp.maximum(counts, 1))
         return jnp.where(counts > 0, self.gamma * log_counts, ABSENT)
 

@@ -46,6 +46,11 @@ class FlexLoRAState(ServerState):
     b: tuple[NDArray[np.int64], ...]
     """For each adapter, where its B [outputs, rank] is in theta."""
 
+    @property
+    def adapters(self) -> tuple[AdapterEntries, ...]:
+        """Where the adapters are."""
+        return tuple(map(AdapterEntries, self.a, self.b))
+
 
 @hyperparameters
 class FlexLoRA(Algorithm):
@@ -131,7 +136,7 @@ class FlexLoRA(Algorithm):
             f"a client has the rank {highest}, and the full rank of the largest weight"
             f" with an adapter is {possible}; give ranks of {possible} or less",
         )
-        largest = _largest(adapters)
+        largest = largest_rank(adapters)
         require(
             highest <= largest,
             f"a client has the rank {highest} and the model's adapters have {largest};"
@@ -153,13 +158,13 @@ class FlexLoRA(Algorithm):
             tuple(getattr(adapter, name) for adapter in adapters) for name in ("a", "b")
         )
         theta = np.asarray(init(0))
-        return FlexLoRAState(self._in_ranks(theta, _entries(a, b)), a, b)
+        return FlexLoRAState(self._in_ranks(theta, adapters), a, b)
 
     def _in_ranks(
         self, theta: Float[np.ndarray, " d"], adapters: Sequence[AdapterEntries]
     ) -> Float[Array, "s d"]:
         """A model in each of the clients' ranks."""
-        distinct = self._distinct(_largest(adapters))
+        distinct = self._distinct(largest_rank(adapters))
         models = np.stack([theta] * len(distinct))
         for model, rank in zip(models, distinct, strict=True):
             model[_beyond(rank, adapters)] = 0
@@ -194,7 +199,7 @@ class FlexLoRA(Algorithm):
 
     def _stream_of(self, server: FlexLoRAState, cohort: Cohort) -> NDArray[np.int64]:
         """[c] the row of the server's models that each client of a cohort receives."""
-        largest = _largest(_entries(server.a, server.b))
+        largest = largest_rank(server.adapters)
         distinct = self._distinct(largest)
         if not cohort.seen:
             return np.full(len(cohort), len(distinct) - 1)
@@ -218,12 +223,12 @@ class FlexLoRA(Algorithm):
         weights = reporter_weights(cohort, self.weights)
         mean = mix(server.model[-1:], answers["model"], weights[None])
         sent = np.asarray(answers.reporters("model"), np.float64)
-        adapters = _entries(server.a, server.b)
+        adapters = server.adapters
         if not adapters:
             return server.replace(model=mean)
         theta = np.array(mean[0])
         # Noise or compression may have filled what is beyond a client's rank.
-        ranks = self._ranks(cohort.clients, _largest(adapters))[cohort.reporters]
+        ranks = self._ranks(cohort.clients, largest_rank(adapters))[cohort.reporters]
         for row, rank in zip(sent, ranks.tolist(), strict=True):
             row[_beyond(rank, adapters)] = 0
         reporters = weights[cohort.reporting]
@@ -299,15 +304,9 @@ def _named_ranks(named: Sequence[str]) -> dict[str, int]:
     return ranks
 
 
-def _largest(adapters: Sequence[AdapterEntries]) -> int:
+def largest_rank(adapters: Sequence[AdapterEntries]) -> int:
     """The largest rank of the model's adapters; 0 if it has none."""
     return max((len(adapter.a) for adapter in adapters), default=0)
-
-
-def _entries(
-    a: Sequence[NDArray[np.int64]], b: Sequence[NDArray[np.int64]]
-) -> tuple[AdapterEntries, ...]:
-    return tuple(map(AdapterEntries, a, b))
 
 
 def _beyond(rank: int, adapters: Sequence[AdapterEntries]) -> NDArray[np.int64]:

@@ -51,6 +51,10 @@ class UCFLParallel(UCFL):
         models_received="several",
     )
 
+    @property
+    def vectors_per_round(self) -> int:
+        return self.streams if isinstance(self.streams, int) else 1
+
     def __post_init__(self) -> None:
         super().__post_init__()
         require(

@@ -67,6 +67,7 @@ def parse(target: Callable[..., T], arguments: list[str], program: str) -> T:
                     raise
         return tyro.cli(target, args=["--help"], prog=program, config=config)
     advice = f"`{program} --help` lists the options"
+    # Before tyro, which would read `--quick=no` of a switch as `--quick`.
     unknown = unknown_option(target, arguments)
     require(unknown is None, f"{unknown}; {advice}")
     try:

@@ -232,7 +232,9 @@ def contributions_of(
             without = trainer.rows(seed, everybody - {player})
             rows.append(_labelled(without, name, seed))
     # The base is the training with all; a gain of the training without is the others'.
-    others = {name: [it for it in first.names if it != name] for name in names}
+    others = {}
+    for name in names:
+        others[name] = [other for other in first.names if other != name]
     gains = mean_gains(pl.concat(rows), ALL, score, clients=others)
     values: list[Interval | None] = [None] * len(players)
     if shapley:
@@ -386,12 +388,10 @@ def _require_alike(runs: Sequence[OpenedRun]) -> None:
     """Require runs of one method and data, with different seeds."""
     first = runs[0].manifest
     for run in runs[1:]:
-        # A table's inputs may differ from split to split.
-        same = all(
-            run.manifest[table].get(key) == value
-            for table, keys in (("algorithm", first["algorithm"]), ("model", _ALIKE))
-            for key, value in ((key, first[table][key]) for key in keys)
-        )
+        same = run.manifest["algorithm"] == first["algorithm"]
+        # A table's inputs, and so the size of its model, may differ from split to split.
+        for key in _ALIKE:
+            same = same and run.manifest["model"].get(key) == first["model"][key]
         require(
             same,
             f"{run.path} has another method or model than {runs[0].path}; name runs that"

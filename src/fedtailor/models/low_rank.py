@@ -255,18 +255,37 @@ def adapters_of(model: object) -> tuple[AdapterEntries, ...]:
     """The adapters of a model; none if it has no adapters, or their A is frozen."""
     if not isinstance(model, Model) or not isinstance(model.architecture, Lora):
         return ()
-    if model.architecture.freeze_a:
+    return () if model.architecture.freeze_a else _entries_of(model, A, B)
+
+
+def second_adapters_of(model: object) -> tuple[AdapterEntries, ...]:
+    """The second adapters of a model, in the same order; none if it has none."""
+    if not isinstance(model, Model) or not isinstance(model.architecture, Lora):
         return ()
+    has_second = model.architecture.local_rank > 0
+    return _entries_of(model, LOCAL_A, LOCAL_B) if has_second else ()
+
+
+def _entries_of(model: Model, a: str, b: str) -> tuple[AdapterEntries, ...]:
+    """Where the factors of these names are."""
+    assert isinstance(model.architecture, Lora)
     layout = layout_of(model)
     indices = {}
     starts = (0, *layout.ends)
     for path, shape, begin in zip(layout.paths, layout.shapes, starts, strict=False):
         indices[path] = begin + np.arange(math.prod(shape)).reshape(shape)
     return tuple(
-        AdapterEntries(indices[f"{place}.{A}"], indices[f"{place}.{B}"])
+        AdapterEntries(indices[f"{place}.{a}"], indices[f"{place}.{b}"])
         for path, *_ in model.architecture.adapted
         for place in (f"{ADAPTERS}.{path.replace('.', '/')}",)
     )
+
+
+def scale_of_adapters(model: object) -> float:
+    """alpha / r, by which the product of an adapter is multiplied; 1 without adapters."""
+    if not isinstance(model, Model) or not isinstance(model.architecture, Lora):
+        return 1.0
+    return model.architecture.alpha / model.architecture.rank
 
 
 def full_rank(model: object) -> int:

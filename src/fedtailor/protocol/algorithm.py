@@ -148,6 +148,13 @@ class Algorithm:
         return 1
 
     @property
+    def sends_class_counts(self) -> bool:
+        """Whether a client's messages say how many of its rows each class has. Whole
+        numbers of single clients can follow from a sum with unequal weights.
+        """
+        return False
+
+    @property
     def probes(self) -> bool:
         """Whether all clients answer a probe before training, and unseen clients before
         they are served.

@@ -44,16 +44,18 @@ class Document:
         return f"{self.sources[0][0]}: {error}"
 
 
-def read_document(path: Path, *, quick: bool = False) -> Document:
+def read_document(path: Path, *, quick: bool = False, alone: bool = False) -> Document:
     """Read an experiment file, and merge it with its `base` (see `overlay`).
 
     Args:
         path: the file. Its setting `base` is the path of another file, relative to it.
         quick: also merge the table [quick].
+        alone: whether a base is refused: a file of others would choose which of this
+            machine's files are read.
 
     Raises:
-        ValueError: a file cannot be read, is not TOML, is its own base, or has no table
-            [quick].
+        ValueError: a file cannot be read, is not TOML, has a base that it may not have, is
+            its own base, or has no table [quick].
     """
     layers: list[tuple[str, str, dict[str, Any]]] = []
     # Read the file, its base, the base of the base, and so on.
@@ -70,6 +72,10 @@ def read_document(path: Path, *, quick: bool = False) -> Document:
         require(
             base is None or isinstance(base, str),
             f"{file}: base is {base!r}; it must be the name of a file",
+        )
+        require(
+            base is None or not alone,
+            f"{file}: only experiment files have a base; write all settings here",
         )
         layers.append((file.name, text, content))
         file = None if base is None else file.parent / base

@@ -58,7 +58,7 @@ address = "127.0.0.1:{port}"
 [data]
 target = "digit"
 classes = [{classes}]
-validation = 0.0
+val = 0.0
 test = 0.2
 [data.columns]
 {columns}[model]

@@ -6,7 +6,6 @@ from fedtailor.aggregation.accounting import (
     WIRELESS_PRESETS,
     Ledger,
     Wireless,
-    accuracy_by_time,
     time_to_reach,
 )
 from fedtailor.algorithms import Ditto, FedAvg
@@ -178,14 +177,10 @@ def test_only_vectors_of_the_models_size_take_time():
     assert Wireless(rho=2, **UNIT).times(ledger.frame(), [1]) == pytest.approx(1)
 
 
-def test_accuracy_by_time():
+def test_the_time_to_an_accuracy_is_that_of_the_first_evaluation_that_has_it():
     accuracies = {0: 0.1, 2: 0.5, 4: 0.4, 5: 0.7}
     frame = ledger_of(5).frame()
     wired = WIRELESS_PRESETS["wired"]
-    curve = accuracy_by_time(accuracies, frame, wired)
-    assert curve.columns == ["round", "time", "accuracy"]
-    assert curve["time"].to_list() == pytest.approx([0, 6, 12, 15])
-    assert curve["accuracy"].to_list() == [0.1, 0.5, 0.4, 0.7]
     assert time_to_reach(0.5, accuracies, frame, wired) == pytest.approx(6)
     assert time_to_reach(0.55, accuracies, frame, wired) == pytest.approx(15)
     assert time_to_reach(0.8, accuracies, frame, wired) is None
@@ -194,9 +189,6 @@ def test_accuracy_by_time():
     assert time_to_reach(0.5, accuracies, frame, wired, samples=0.175) == pytest.approx(
         8
     )
-    assert accuracy_by_time(accuracies, frame, wired, samples=0.175)[
-        "time"
-    ].to_list() == pytest.approx([0, 8, 16, 20])
 
 
 def test_before_the_first_round_no_time_has_passed():

@@ -15,9 +15,11 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
+from safetensors.numpy import save_file
 
 from conformance.problems import classification, softmax_model
 from fedtailor.algorithms import Ditto, Local
+from fedtailor.data.federation.storage import arrays_digest
 from fedtailor.engine.executors import Settings
 from fedtailor.engine.runs import run
 from fedtailor.engine.storage import (
@@ -28,7 +30,7 @@ from fedtailor.engine.storage import (
     Unusable,
     load_models,
 )
-from fedtailor.engine.storage.checkpoint import load_tree
+from fedtailor.engine.storage.checkpoint import _FORMAT, load_tree
 from fedtailor.engine.storage.digests import (
     DIGEST_KEY,
     frame_digest,
@@ -477,3 +479,16 @@ def test_an_export_leaves_nothing_half_written(half, tmp_path, monkeypatch):
         MODELS,
     ]
     assert Path(tmp_path / "models").is_dir()
+
+
+@pytest.mark.parametrize(
+    "tree",
+    ["[]", "1", '"x"', '{"list": {"a": 1}}', '{"dict": [1]}', '{"dict": {"a": null}}'],
+)
+def test_a_tree_that_somebody_else_wrote_is_one_line(tree, tmp_path):
+    """Its digest is right. Before, it ended in a traceback."""
+    path, digest = tmp_path / CHECKPOINT, arrays_digest(tree, {})
+    save_file({}, path, {"format": _FORMAT, "tree": tree, "digest": digest})
+    with pytest.raises(Damaged, match="is damaged") as refusal:
+        load_tree(path)
+    assert "\n" not in str(refusal.value)

@@ -138,5 +138,7 @@ def test_without_groups_the_clustering_methods_start_from_their_own_choice():
 
 def test_an_unknown_method_has_no_starting_point():
     found = population(np.random.default_rng(5), np.zeros((3, 10)))
-    with pytest.raises(ValueError, match="a diagnosis says nothing about 'afl'"):
+    with pytest.raises(
+        ValueError, match="nothing is known about 'afl'; the methods are local, fedavg"
+    ):
         starting_point("afl", found)

@@ -10,7 +10,6 @@ from fedtailor.aggregation.accounting.ledger import (
 from fedtailor.aggregation.accounting.wireless import (
     WIRELESS_PRESETS,
     Wireless,
-    accuracy_by_time,
     time_to_reach,
 )
 
@@ -22,6 +21,5 @@ __all__ = [
     "LedgerPhase",
     "Totals",
     "Wireless",
-    "accuracy_by_time",
     "time_to_reach",
 ]

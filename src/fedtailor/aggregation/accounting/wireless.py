@@ -170,45 +170,6 @@ WIRELESS_PRESETS: Mapping[str, Wireless] = {
 """The three systems of Mestoukirdi et al. 2022, figure 5, in units of T_dl."""
 
 
-def accuracy_by_time(
-    accuracies: Mapping[int, float],
-    ledger: "pl.DataFrame",
-    system: Wireless,
-    *,
-    samples: float | None = None,
-) -> "pl.DataFrame":
-    """Accuracy against time.
-
-    Args:
-        accuracies: number of rounds done -> accuracy.
-        ledger: `Ledger.frame()` of the run.
-        system: the network.
-        samples: training samples of a client, the mean over clients, see
-            `Wireless.times`.
-
-    Returns:
-        Columns round, time and accuracy, one row for each evaluation, in the order of
-        rounds.
-
-    Example:
-        >>> from fedtailor.aggregation.accounting import Wireless, accuracy_by_time
-        >>> system = Wireless(rho=2.0, t_min=1.0, mean_delay=1.0)
-        >>> accuracy_by_time({1: 0.5, 2: 0.7}, run.ledger.frame(), system).columns
-        ['round', 'time', 'accuracy']
-    """
-    import polars as pl
-
-    rounds = sorted(accuracies)
-    times = system.times(ledger, rounds, samples=samples)
-    return pl.DataFrame(
-        {
-            "round": rounds,
-            "time": times,
-            "accuracy": [float(accuracies[t]) for t in rounds],
-        }
-    )
-
-
 def time_to_reach(
     target: float,
     accuracies: Mapping[int, float],

@@ -9,8 +9,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 from numpy.typing import NDArray
 
-from fedtailor.algorithms.helpers.own_steps import pass_over_samples
-from fedtailor.protocol import Answers, Batch, LocalTrainer
+from fedtailor.algorithms.helpers.own_steps import mean_over, pass_over_samples
+from fedtailor.protocol import Answers, Batch, LocalTrainer, Params, StepGradient
 
 T = TypeVar("T")
 
@@ -19,9 +19,39 @@ IS_SEEN = 1e-6
 fixed-point numbers may leave a little of nothing.
 """
 
+ABSENT = -1e30
+"""Added to the score of a class that a client does not have.
+
+The probability of the class is then 0, and it contributes no gradient.
+"""
+
+
+def number_of_classes(theta: Float[Array, " d"], local: LocalTrainer) -> int:
+    """The number of scores that a client's model gives."""
+    example = local.draw("classes", 0, 1)
+    return jax.eval_shape(local.logits, theta, example.x).shape[-1]
+
+
+def class_counts(
+    classes: int, batch_size: int, local: LocalTrainer
+) -> Float[Array, " classes"]:
+    """The number of a client's training examples of each class."""
+
+    def add(counts: Array, batch: Batch, step: Int[Array, ""]) -> Array:
+        labels = jax.nn.one_hot(batch.y, classes, dtype=batch.weight.dtype)
+        return counts + batch.weight @ labels
+
+    weight_type = local.draw("classes", 0, 1).weight.dtype
+    return pass_over_samples(local, jnp.zeros(classes, weight_type), add, batch_size)
+
 
 def class_sums(
-    w: Float[Array, " d"], classes: int, batch_size: int, local: LocalTrainer
+    w: Float[Array, " d"],
+    classes: int,
+    batch_size: int,
+    local: LocalTrainer,
+    *,
+    columns: Callable[[Float[Array, "b size"]], Float[Array, "b _"]] = lambda z: z,
 ) -> Float[Array, "classes _"]:
     """Sums of a client's features by class, and numbers of examples, divided by n_i.
 
@@ -32,24 +62,27 @@ def class_sums(
         classes: the number of classes.
         batch_size: of the pass over the training samples.
         local: the client's data.
+        columns: what of the features is added up; by default they themselves.
 
     Returns:
-        [classes, size + 1], with the numbers of examples in the last column.
+        [classes, columns + 1], with the numbers of examples in the last column.
     """
     params = local.params(w)
     numbers = jnp.arange(classes)
 
     def add(total: Array, batch: Batch, step: Int[Array, ""]) -> Array:
         local.count_work(forwards=1)
-        z = local.features(params, batch.x, training=False)
-        z = z.reshape(len(z), -1)
-        ones = jnp.ones((len(z), 1), z.dtype)
+        added = of(batch.x)
         is_class = (batch.y == numbers[:, None]) * batch.weight
-        return total + is_class.astype(z.dtype) @ jnp.concatenate([z, ones], axis=1)
+        return total + is_class.astype(added.dtype) @ added
 
-    example = local.draw("class means", 0, 1)
-    z = jax.eval_shape(local.features, params, example.x)
-    total = jnp.zeros((classes, int(np.prod(z.shape[1:])) + 1), z.dtype)
+    def of(x: Array) -> Array:
+        z = local.features(params, x, training=False)
+        z = columns(z.reshape(len(z), -1))
+        return jnp.concatenate([z, jnp.ones((len(z), 1), z.dtype)], axis=1)
+
+    added = jax.eval_shape(of, local.draw("class means", 0, 1).x)
+    total = jnp.zeros((classes, added.shape[1]), added.dtype)
     total = pass_over_samples(local, total, add, batch_size)
     return total / jnp.maximum(local.size, 1)
 
@@ -112,3 +145,64 @@ def descend(
         return jax.tree.map(lambda w, g: w - rate * g, params, change), None
 
     return jax.lax.scan(step, params, batches)[0]
+
+
+@jax.jit
+def train_head(
+    head: Float[Array, " d_head"],
+    weight: Int[Array, "features classes"],
+    bias: Int[Array, " _"],
+    z: Float[Array, "n features"],
+    y: Int[Array, " n"],
+    batches: tuple[Int[Array, "steps b"], Float[Array, "steps b"]],
+    rate: Float[Array, ""] | float,
+) -> Float[Array, " d_head"]:
+    """The head after the server's steps on examples (z, y).
+
+    Args:
+        head: before them.
+        weight, bias: where its numbers are.
+        z, y: features and classes.
+        batches: rows of z, and their weights.
+        rate: of the steps.
+    """
+
+    def loss(head: Array, rows: Array, weights: Array) -> Array:
+        outputs = z[rows] @ head[weight]
+        if bias.size:
+            outputs = outputs + head[bias]
+        logs = jax.nn.log_softmax(outputs)
+        losses = -jnp.take_along_axis(logs, y[rows][:, None], axis=1)[:, 0]
+        return mean_over(losses, weights.astype(losses.dtype))
+
+    start = head.astype(z.dtype)
+    trained = descend(start, jax.grad(loss), batches, rate)
+    return trained.astype(head.dtype)
+
+
+def gradient_with_pull(
+    prototypes: Float[Array, "classes _"], lam: float | Array, local: LocalTrainer
+) -> StepGradient:
+    """The gradient of F_i(w) + lam mean_x |z - C_y|^2 / size on a batch.
+
+    Args:
+        prototypes: the mean features C of each class, and in the last column 1 for
+            classes that have one, 0 for others, which pull nothing.
+        lam: the weight of the distance.
+        local: the client.
+    """
+
+    def gradient(params: Params, batch: Batch, step: Int[Array, ""]) -> Params:
+        local.count_work(gradients=1)
+        of_class = prototypes[batch.y]
+        targets, is_known = of_class[:, :-1], of_class[:, -1]
+
+        def loss(params: Params) -> Float[Array, ""]:
+            z = local.features(params, batch.x)
+            losses = local.losses(local.head_outputs(params, z), batch.y, batch.weight)
+            apart = jnp.square(z.reshape(len(z), -1) - targets).mean(axis=1)
+            return mean_over(losses + lam * is_known * apart, batch.weight)
+
+        return jax.grad(loss)(params)
+
+    return gradient

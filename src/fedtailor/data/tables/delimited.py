@@ -128,18 +128,6 @@ def read_delimited(path: Path, options: "TableOptions") -> FileContent:
     return FileContent(frame, decimal, tuple(notes))
 
 
-def read_header(
-    path: Path, separator: str | None = None, encoding: str | None = None
-) -> list[str]:
-    """Read the names of the columns, and nothing else.
-
-    Raises:
-        ValueError: the file is empty or no text, or it has no proper header.
-    """
-    header, *_ = _read_head(path, separator, encoding)
-    return [name.strip() for name in header]
-
-
 def _read_head(
     path: Path, separator: str | None, encoding: str | None
 ) -> tuple[list[str], list[list[str]], str, str]:

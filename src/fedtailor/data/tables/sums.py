@@ -270,7 +270,7 @@ class InputSums(BaseModel):
             is_sent is None or (rows > inputs and rows >= MIN_ROWS),
             f"its {rows} training rows are not more than the {inputs} inputs, or fewer"
             f" than {MIN_ROWS}: sums of products would give them away (leave inputs"
-            " correlated: decorrelate = false in a job, keep_correlated of a table)",
+            " correlated: keep_correlated of a job or a table)",
         )
         mean, products = centered_products(x)
         if is_sent is not None:

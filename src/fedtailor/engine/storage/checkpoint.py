@@ -47,6 +47,7 @@ _DAMAGE_ERRORS = (
     # a missing entry, or one of another type
     KeyError,
     TypeError,
+    AttributeError,
 )
 
 

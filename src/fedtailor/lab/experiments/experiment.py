@@ -43,8 +43,10 @@ from fedtailor.protocol.plain import (
     parse,
 )
 
-MeasureName = Literal[tuple(MEASURES)]  # type: ignore[valid-type]
-FigureName = Literal[tuple(FIGURES)]  # type: ignore[valid-type]
+MEASURE_NAMES, FIGURE_NAMES = tuple(MEASURES), tuple(FIGURES)
+
+_Published = dict[str, dict[str, str | int | float]]
+"""Scenario -> label of a method -> what a paper prints."""
 
 Share = Annotated[float, Field(gt=0)]
 """The clients that report in a round, as a share (up to 1) or a number (from 2)."""
@@ -116,8 +118,10 @@ class _File(_Table):
     track: list[str] = []
     measured: list[str] = []
     baselines: list[str] = []
-    metrics: list[MeasureName] = Field(["mean", "worst10"], min_length=1)
-    figures: list[FigureName] = [
+    metrics: list[Literal[MEASURE_NAMES]] = Field(  # type: ignore[valid-type]
+        ["mean", "worst10"], min_length=1
+    )
+    figures: list[Literal[FIGURE_NAMES]] = [  # type: ignore[valid-type]
         "accuracy-by-round",
         "accuracy-by-bytes",
         "fairness",
@@ -125,7 +129,7 @@ class _File(_Table):
     sgd: dict[str, Any] = {}
     scenarios: dict[str, _Scenario] = Field(min_length=1)
     algorithms: dict[str, _Algorithm] = Field(min_length=1)
-    published: dict[MeasureName, dict[str, dict[str, str | int | float]]] = {}
+    published: dict[Literal[MEASURE_NAMES], _Published] = {}  # type: ignore[valid-type]
 
 
 @dataclass(frozen=True)

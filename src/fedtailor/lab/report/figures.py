@@ -46,6 +46,17 @@ Curves = Mapping[str, Sequence[Curve]]
 
 Scale = Literal["linear", "log"]
 
+SETTINGS: dict[Any, Any] = {
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    # A fixed salt and no date make equal figures equal files.
+    "svg.hashsalt": "fedtailor",
+    # Names may hold dollar signs, and what stands between them may be no formula.
+    "text.parse_math": False,
+}
+"""Matplotlib's settings for all figures."""
+
 
 def style(number: int) -> dict[str, Any]:
     """Colour, marker and line style of the `number`-th label; 32 are distinct."""
@@ -381,17 +392,8 @@ def _figure(
     from matplotlib import pyplot as plt
     from matplotlib.text import Text
 
-    settings: dict[Any, Any] = {
-        "font.size": 9,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        # A fixed salt and no date make equal figures equal files.
-        "svg.hashsalt": "fedtailor",
-        # Names may hold dollar signs, and what stands between them may be no formula.
-        "text.parse_math": False,
-    }
     rows = -(-panels // columns)
-    with plt.rc_context(settings):
+    with plt.rc_context(SETTINGS):
         figure, axes = plt.subplots(
             rows,
             columns,

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from fedtailor.lab.results.tables import Number, ReportTable
+from fedtailor.lab.results.tables import Cell, Number, ReportTable
 from fedtailor.statistics.regression import Regression
 
 FEW_CLIENTS = 40
@@ -42,15 +42,13 @@ def regression_table(
     tail = 50 * (1 - level)
     headers += [f"{tail:g} %", f"{100 - tail:g} %"]
     columns += [intervals[:, 0], intervals[:, 1]]
-    rows = [
-        [
-            name,
-            *(_cell(header, value) for header, value in zip(headers, row, strict=True)),
+    rows: list[list[Cell]] = []
+    values = np.stack(columns, axis=1).tolist()
+    for name, row in zip(fitted.names, values, strict=True):
+        cells = [
+            _cell(header, value) for header, value in zip(headers, row, strict=True)
         ]
-        for name, row in zip(
-            fitted.names, np.stack(columns, axis=1).tolist(), strict=True
-        )
-    ]
+        rows.append([name, *cells])
     events = "" if fitted.events is None else f", {fitted.events:,} events"
     return ReportTable(
         f"{NAMES[fitted.model]} of {target}: {fitted.clients:,} clients,"

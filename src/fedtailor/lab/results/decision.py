@@ -450,14 +450,12 @@ def _training_warnings(
     if experiment.index.until_converged:
         rounds = experiment.index.scenarios[scenario].rounds
         # Losses of every seed, by the rule that ends trainings.
-        of_runs = {
-            label: [
-                (list(losses), list(losses.values()))
-                for run in seeds
-                if (losses := run.curve("val", "loss"))
-            ]
-            for label, seeds in runs.items()
-        }
+        of_runs: dict[str, list[tuple[list[int], list[float]]]] = {}
+        for label, seeds in runs.items():
+            of_runs[label] = []
+            for run in seeds:
+                if losses := run.curve("val", "loss"):
+                    of_runs[label].append((list(losses), list(losses.values())))
         warnings += warn_not_still(of_runs, rounds)
         if not any(seeds[0].curve("val", "loss") for seeds in runs.values()):
             warnings.append(
@@ -486,10 +484,10 @@ def _training_warnings(
             if (skipped.scenario, skipped.algorithm) == (scenario, label)
         ]
         chosen = next((one.parameters for one in candidates if one.chosen), {})
-        grid = {
-            name: [parameters[name] for parameters in settings if name in parameters]
-            for name in chosen
-        }
+        # Several grids may be searched, and a setting need not be in all of them.
+        grid = {}
+        for name in chosen:
+            grid[name] = [tried[name] for tried in settings if name in tried]
         for warning in warn_grid_edges(chosen, grid):
             labels_by_warning.setdefault(warning, []).append(label)
     for warning, labels in labels_by_warning.items():

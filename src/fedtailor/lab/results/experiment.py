@@ -95,10 +95,9 @@ class StoredExperiment:
 
         Runs that diverged are omitted. An algorithm without any run has an empty list.
         """
-        runs: dict[str, dict[str, list[StoredRun]]] = {
-            scenario: {label: [] for label in self.index.algorithms}
-            for scenario in self.index.scenarios
-        }
+        runs: dict[str, dict[str, list[StoredRun]]] = {}
+        for scenario in self.index.scenarios:
+            runs[scenario] = {label: [] for label in self.index.algorithms}
         for listed, run in self._finished_runs:
             if not run.diverged:
                 runs[listed.scenario][listed.algorithm].append(run)
@@ -140,15 +139,14 @@ class StoredExperiment:
         for listed in sorted(self.index.baselines, key=lambda listed: listed.seed):
             if listed.scenario == scenario:
                 by_name.setdefault(listed.name, []).append(listed)
-        order = list(dict.fromkeys(listed.name for listed in self.index.baselines))
-        return [
-            TrainedBaseline(
-                by_name[name][0],
-                [StoredRun(self.results / listed.run) for listed in by_name[name]],
-            )
-            for name in order
-            if name in by_name
-        ]
+        # By seed above, but the index has the order in which they were asked for.
+        order = dict.fromkeys(listed.name for listed in self.index.baselines)
+        trained = []
+        for name in order:
+            if name in by_name:
+                runs = [StoredRun(self.results / it.run) for it in by_name[name]]
+                trained.append(TrainedBaseline(by_name[name][0], runs))
+        return trained
 
     @property
     def done(self) -> int:

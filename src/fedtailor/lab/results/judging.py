@@ -143,12 +143,11 @@ def simplest_first(
     alone = 2.0 if rows < ROWS_FOR_INPUT * inputs else 0.0
 
     def key(label: str) -> tuple[float, int, int]:
-        sent = [
-            sum(entry.bytes_unicast for entry in run.ledger.entries)
-            / max(int(run.summary.get("rounds", 1)), 1)
-            for run in runs[label]
-        ]
         # What a round sends, as a training may by chance take fewer rounds.
+        sent = []
+        for run in runs[label]:
+            sum_of_run = sum(entry.bytes_unicast for entry in run.ledger.entries)
+            sent.append(sum_of_run / max(int(run.summary.get("rounds", 1)), 1))
         size = float(np.mean(sent))
         kinds = list(WORDS)
         method = runs[label][0].method

@@ -101,10 +101,13 @@ class ReportTable:
             headers: header -> another header.
         """
         names = [self.columns[column] for column in columns]
+        rows = []
+        for row in self.rows:
+            rows.append([row[column] for column in columns])
         return ReportTable(
             title,
             [headers.get(name, name) for name in names],
-            [[row[column] for column in columns] for row in self.rows],
+            rows,
             text=sum(column < self.text for column in columns),
             higher_is_better={
                 number: self.higher_is_better[column]
@@ -158,14 +161,10 @@ class ReportTable:
         """Converts the table to Markdown."""
         numbers = len(self.columns) - self.text
         alignment = ["---"] * self.text + ["---:"] * numbers
-        rows = [
-            f"| {' | '.join(row)} |"
-            for row in (
-                map(markdown_text, self.columns),
-                alignment,
-                *(map(markdown_text, row) for row in self._texts()),
-            )
-        ]
+        rows = []
+        for row in (self.columns, *self._texts()):
+            rows.append(f"| {' | '.join(map(markdown_text, row))} |")
+        rows.insert(1, f"| {' | '.join(alignment)} |")
         note = [markdown_text(self.note), ""] if self.note else []
         title = [f"**{markdown_text(self.title)}**", ""] if self.title else []
         return "\n".join([*title, *rows, "", *note])
@@ -229,15 +228,15 @@ class ReportTable:
         Numbers with a deviation or a number of runs are dicts.
         """
         headers = _header_lines(self.columns)
-        rows = [
-            {name: _json_value(cell) for name, cell in zip(headers, row, strict=True)}
-            for row in self.rows
-        ]
+        rows = []
+        for row in self.rows:
+            values = map(_json_value, row)
+            rows.append(dict(zip(headers, values, strict=True)))
         return {"title": self.title, "note": self.note, "rows": rows}
 
     def _texts(self) -> list[list[str]]:
         """The cells as text, each with what stands below it in brackets."""
-        rows = [[str(cell) for cell in row] for row in self.rows]
+        rows = [list(map(str, row)) for row in self.rows]
         for row, below in zip(rows, self.below, strict=False):
             for column, text in enumerate(below):
                 row[column] += f" ({text})" if text else ""

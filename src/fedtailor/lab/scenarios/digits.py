@@ -263,7 +263,7 @@ SCENARIOS = (
     ),
     _scenario(
         "digits-byzantine",
-        "20 clients with other shares of labels, a fifth of which lie",
+        "20 clients with other shares of labels, a fifth of which are Byzantine",
         digits_byzantine,
     ),
 )

@@ -130,7 +130,10 @@ class ClientAccount:
         self._most_epsilon, self._most_runs, self._log = most_epsilon, most_runs, log
         self._size_read = 0
         self._answered: dict[_Place, str] = {}
-        self._spent: Counter[Release] = Counter()  # releases with a count of 1 -> count
+        # Releases with a count of 1 -> count; and those of whole clients that no private
+        # step is behind.
+        self._spent: Counter[Release] = Counter()
+        self._of_clients_only: Counter[Release] = Counter()
         self._without_noise = 0
         self._last: tuple[Request, str] | None = None
         if self.path.exists():
@@ -210,16 +213,18 @@ class ClientAccount:
     def epsilons(self, more: Iterable[Release] = ()) -> dict[str, tuple[float, float]]:
         """What all answers have spent.
 
+        A row is in what hides the whole client, too: with another row, what is sent
+        changes by up to twice the norm that the noise is measured by.
+
         Args:
-            more: releases to be added to those of the account.
+            more: releases of a further answer.
 
         Returns:
             For each unit ("client", "example") that noise hides: epsilon and delta. The
             delta is the smallest of all releases.
         """
-        spent = self._spent.copy()
-        for release in more:
-            spent[release.model_copy(update={"count": 1})] += release.count
+        spent, of_clients_only = self._spent.copy(), self._of_clients_only.copy()
+        _add_releases(spent, of_clients_only, tuple(more))
         epsilons = {}
         for unit in ("client", "example"):
             of_unit = {key: n for key, n in spent.items() if key.unit == unit}
@@ -233,6 +238,9 @@ class ClientAccount:
                 steps = [
                     (key.multiplier, key.batch_size, key.examples, n)
                     for key, n in of_unit.items()
+                ]
+                steps += [
+                    (key.multiplier / 2, 1, 1, n) for key, n in of_clients_only.items()
                 ]
                 epsilon = composed_sgd_epsilon(steps, delta)
             epsilons[unit] = epsilon, delta
@@ -325,8 +333,21 @@ class ClientAccount:
     def _add(self, answer: _Answer) -> None:
         self._answered[answer.place] = answer.request
         self._without_noise += answer.without_noise
-        for release in answer.releases:
-            self._spent[release.model_copy(update={"count": 1})] += release.count
+        _add_releases(self._spent, self._of_clients_only, answer.releases)
+
+
+def _add_releases(
+    spent: Counter[Release],
+    of_clients_only: Counter[Release],
+    releases: tuple[Release, ...],
+) -> None:
+    """Add the releases of one answer."""
+    has_steps = any(it.unit == "example" for it in releases)
+    for release in releases:
+        one = release.model_copy(update={"count": 1})
+        spent[one] += release.count
+        if not has_steps:
+            of_clients_only[one] += release.count
 
 
 def _runs_of(places: Iterable[_Place], job: str) -> set[str]:

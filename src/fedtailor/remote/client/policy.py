@@ -47,7 +47,8 @@ _ALL_DAY = "00:00-24:00"
 def _check_hours(hours: str) -> str:
     match = _HOURS.fullmatch(hours)
     ends = ("", "") if match is None else (match[1] + match[2], match[3] + match[4])
-    is_valid = match is not None and max(ends) <= "2400" and ends[0] != ends[1]
+    # From 24:00 on there is no time of the day.
+    is_valid = match is not None and ends[0] < "2400" >= ends[1] and ends[0] != ends[1]
     require(is_valid, 'write the hours as "HH:MM-HH:MM", such as "20:00-06:00"')
     return hours
 
@@ -74,10 +75,12 @@ class Policy:
         least_clients: least number of clients in a sum.
         federated_statistics: whether counts, means and sums of the columns, and names of
             their categories, may be sent before training, in federated preprocessing and
-            to describe the table.
+            to describe the table; and numbers of rows of each class, by the methods that
+            send them.
         measurements: whether sums of losses and of correct predictions may be sent, once
-            for each round. No mask covers them. A coordinator that makes models for it
-            learns cells of the rows on which they are measured.
+            for each round. No mask covers them, so they are this client's own: where
+            `secure_aggregation_only` holds, none are sent. A coordinator that makes
+            models for it learns cells of the rows on which they are measured.
         columns: columns that may be used, with the target; None = those of the job.
         hours: when requests are answered, "HH:MM-HH:MM" by this machine's clock.
         numbers_per_cell: the most numbers that a run sends for each cell of the training
@@ -135,8 +138,21 @@ class Policy:
             )
         if job.boosting is not None:
             yield from self._reasons_against_trees(job.boosting.settings.trees)
-        if job.spec.privacy.evaluate and not self.measurements:
-            yield "sums of losses would be sent (measurements is false)"
+        if job.spec.privacy.evaluate:
+            against = ["measurements is false"] * (not self.measurements)
+            against += [
+                "secure_aggregation_only is true"
+            ] * self.secure_aggregation_only
+            if against:
+                yield (
+                    "this client's own sums of losses would be sent"
+                    f" ({join_names(against)})"
+                )
+        if counts_classes(job) and not self.federated_statistics:
+            yield (
+                "numbers of rows of each class would be sent (federated_statistics is"
+                " false)"
+            )
         if self.columns is not None:
             used = job.schema.used
             others = [name for name in used if name not in self.columns]
@@ -270,7 +286,7 @@ def read_policy(kit: Path) -> Policy:
     """
     if not (kit / POLICY).exists():
         return Policy()
-    document = read_document(kit / POLICY)
+    document = read_document(kit / POLICY, alone=True)
     try:
         return parse(Policy, document.content, what="entry")
     except ConfigError as error:
@@ -330,13 +346,15 @@ least_clients = {least_clients}
 
 # true: counts, means and sums of columns may be sent before training, and the names of
 # categories that five rows or more have, unless the job lists them: for federated
-# preprocessing, and to describe the table (fedtailor federation describe); and, in sums
-# over clients, rows by bins of columns, to boost trees (fedtailor federation boost).
+# preprocessing, and to describe the table (fedtailor federation describe); in sums over
+# clients, rows by bins of columns, to boost trees (fedtailor federation boost); and, by
+# methods such as fedproto, numbers of rows of each class.
 federated_statistics = {federated_statistics}
 
 # true: sums of losses and of correct predictions over five rows or more may be sent,
-# once a round, if the job says so. No mask covers them: by models that are made for it
-# a coordinator learns cells of the rows on which they are measured.
+# once a round, if the job says so. No mask covers them, so that they leave only if
+# secure_aggregation_only is false, too: by models that are made for it a coordinator
+# learns cells of the rows on which they are measured.
 measurements = {measurements}
 
 # The columns that may be used, with the target.
@@ -361,6 +379,12 @@ def _listed(names: Sequence[str], most: int = 12) -> str:
 def has_probe(job: Job) -> bool:
     """Whether clients of a job answer a probe, which no sum hides."""
     return any(method.probes for method, _ in job.spec.algorithm.phases())
+
+
+def counts_classes(job: Job) -> bool:
+    """Whether clients of a job send how many rows each class has, without noise."""
+    methods = [method for method, _ in job.spec.algorithm.phases()]
+    return any(it.sends_class_counts for it in methods) and not adds_noise(job)
 
 
 def _without_noise(job: Job) -> Iterator[str]:

@@ -6,8 +6,9 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from textwrap import wrap
 
-from fedtailor.remote.client.policy import Policy, adds_noise, has_probe
+from fedtailor.remote.client.policy import Policy, adds_noise, counts_classes, has_probe
 from fedtailor.remote.job.job import Job
 
 
@@ -60,9 +61,18 @@ PROMISES = (
         lambda job: job.boosting is not None,
     ),
     Promise(
+        "numbers of its rows of each class, in updates of methods that need them",
+        "federated_statistics = true",
+        lambda policy: policy.federated_statistics,
+        counts_classes,
+    ),
+    Promise(
         "its own sums of losses and of correct predictions, once a round",
-        "measurements = true, noise_only = false",
-        lambda policy: policy.measurements and not policy.noise_only,
+        "measurements = true, secure_aggregation_only = false, noise_only = false",
+        lambda policy: (
+            policy.measurements
+            and not (policy.secure_aggregation_only or policy.noise_only)
+        ),
         lambda job: job.spec.privacy.evaluate,
     ),
 )
@@ -79,5 +89,6 @@ def said(policy: Policy, job: Job) -> list[str]:
             notes.append("this job asks for it")
         may = "may leave" if promise.allows(policy) else "stays"
         lines.append(f"{may:<10}  {promise.what}")
-        lines += [f"{'':<10}  ({note})" for note in notes]
+        for note in notes:
+            lines += [f"{'':<10}  {it}" for it in wrap(f"({note})", 74)]
     return lines

@@ -5,7 +5,7 @@ and what may leave this machine are those of the client's own copy of the job.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -97,6 +97,8 @@ class RoundHandler:
         account: what the client has answered and spent; by default the one beside the
             states, without limits.
         least_clients: the least number of clients in a sum.
+        check_sent: called with what is about to be sent without masks, and whether it
+            answers a probe; raises `Refused` if that is too much.
     """
 
     def __init__(
@@ -106,6 +108,9 @@ class RoundHandler:
         store: ClientStore,
         account: ClientAccount | None = None,
         least_clients: int = MIN_CLIENTS,
+        check_sent: Callable[[Mapping[str, np.ndarray], bool], None] = lambda *sent: (
+            None
+        ),
     ) -> None:
         require(
             len(federation) == 1,
@@ -115,6 +120,7 @@ class RoundHandler:
         self._account = account or ClientAccount(store.client_directory)
         # Noise hides nothing from a coordinator that knows its seed.
         self._has_secret = plan.clients_need_secrets
+        self._check_sent = check_sent
         self._seed = secret_in(store.directory) if self._has_secret else plan.seed
         self._rows = federation.digest.encode() if self._has_secret else b""
         self._sum_client: SecureSumClient | None = None
@@ -197,6 +203,7 @@ class RoundHandler:
             if self._sum_client is not None and task == "client":
                 hidden = {kind: update.pop(kind) for kind in hidden_kinds(update)}
                 self._hold(request, hidden)
+            self._check_sent(update, task == "probe")
             arrays |= {f"update/{kind}": array for kind, array in update.items()}
         return arrays
 

@@ -244,7 +244,7 @@ def split_client_rows(
     strata = y[:, 1].astype(np.int64) if schema.task == "survival" else y
     if times is None:
         splits = draw_splits(
-            rows, strata, (name,), test=schema.test, val=schema.validation, seed=seed
+            rows, strata, (name,), test=schema.test, val=schema.val, seed=seed
         )
     else:
         options = split_options(schema)

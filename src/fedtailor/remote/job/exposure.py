@@ -7,7 +7,10 @@ Han 2019, Deep Leakage from Gradients). Sums with other clients' numbers, and no
 stands against it.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from fedtailor.remote.job.job import Schema
 from fedtailor.remote.job.plan import Plan
@@ -17,6 +20,9 @@ NUMBERS_PER_CELL = 100.0
 """By default a client takes part in no job that sends more open numbers than this for each
 of its cells.
 """
+
+MOST_PROBES = 6
+"""No method asks for more answers to a probe in a run (UCFL: up to six)."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +54,29 @@ class Exposure:
             f"this job sends {self.size * self.rounds:,} numbers ({self.size:,} in each of"
             f" {self.rounds:,} rounds) made from your {self.cells:,} cells, {noise}, {sums}"
         )
+
+    def check_sent(
+        self, arrays: Mapping[str, np.ndarray], is_probe: bool, most: float
+    ) -> None:
+        """Check that what a client is about to send without masks is not too much.
+
+        A method of a plug-in may send more than its models. A probe is no model at all,
+        and no noise covers it.
+
+        Args:
+            arrays: what is sent.
+            is_probe: whether it answers a probe, of which a run has few.
+            most: numbers for each cell.
+
+        Raises:
+            Refused: it is too much.
+        """
+        sent = sum(array.size for array in arrays.values())
+        if is_probe:
+            of_probes = replace(self, size=sent, rounds=min(self.rounds, MOST_PROBES))
+            replace(of_probes, is_summed=False, has_noise=False).check(most)
+        elif sent > self.size:
+            replace(self, size=sent, is_summed=False).check(most)
 
     def check(self, most: float) -> None:
         """Check that open numbers without noise are not too many.

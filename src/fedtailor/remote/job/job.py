@@ -97,10 +97,10 @@ class _Data(_Table):
     window: Annotated[int, Field(ge=1)] | None = None
     step: Annotated[int, Field(ge=1)] | None = None
     gap: Positive | None = None
-    validation: SplitShare = 0.1
+    val: SplitShare = 0.1
     test: SplitShare = 0.2
     preprocessing: Literal["none", "federated"] = "none"
-    decorrelate: bool = False
+    keep_correlated: bool = True
     columns: dict[str, Annotated[Kind | list[str], BeforeValidator(_require_kind)]]
 
 
@@ -148,7 +148,7 @@ class Schema:
         classes: classes of the target; None for a regression.
         columns: the input columns in order, each with its categories, or None if the
             job does not list them.
-        validation, test: fractions of each client's rows in these splits.
+        val, test: fractions of each client's rows in these splits.
         kinds: kind of each input column.
         federated: whether clients agree on the preprocessing before the first round.
             Without it tables must hold numbers and listed categories only, and no
@@ -166,7 +166,7 @@ class Schema:
     target: str
     classes: tuple[str, ...] | None
     columns: Mapping[str, tuple[str, ...] | None]
-    validation: float = 0.1
+    val: float = 0.1
     test: float = 0.2
     kinds: Mapping[str, Kind] = field(default_factory=dict)
     federated: bool = False
@@ -276,7 +276,7 @@ def read_job(path: Path) -> Job:
         ValueError: the file cannot be read, or a setting is missing, unknown or not
             valid; with file and line.
     """
-    document = read_document(path)
+    document = read_document(path, alone=True)
     try:
         return _job(document)
     except ConfigError as error:
@@ -559,10 +559,10 @@ def _schema(data: _Data) -> Schema:
             raise ConfigError(
                 ("data", role), f"{name!r} has two roles; each column has one"
             )
-    if data.validation + data.test >= 1:
+    if data.val + data.test >= 1:
         raise ConfigError(
             ("data", "test"),
-            f"validation and test take {data.validation + data.test:g} of all rows",
+            f"val and test take {data.val + data.test:g} of all rows",
         )
     federated = data.preprocessing == "federated"
     columns: dict[str, tuple[str, ...] | None] = {}
@@ -585,21 +585,21 @@ def _schema(data: _Data) -> Schema:
                 )
             columns[name], kinds[name] = None, kind
     is_linear = classes is None and windowing is None
-    if data.decorrelate and not (is_linear and federated):
+    if not data.keep_correlated and not (is_linear and federated):
         raise ConfigError(
-            ("data", "decorrelate"),
-            "decorrelate is for regressions and survival (no classes, no windows) with"
+            ("data", "keep_correlated"),
+            "keep_correlated = false is for regressions and survival (no classes, no windows) with"
             ' preprocessing = "federated"; leave it out',
         )
     return Schema(
         target=data.target,
         classes=classes,
         columns=columns,
-        validation=data.validation,
+        val=data.val,
         test=data.test,
         kinds=kinds,
         federated=federated,
-        decorrelate=data.decorrelate,
+        decorrelate=not data.keep_correlated,
         event=data.event,
         positive=tuple(data.positive),
         hazard=data.hazard,

@@ -30,7 +30,7 @@ title = "{title}"
 address = "{address}"       # host name or IP address of the coordinator, and its port
 
 [data]                            # one row for each example; files with more columns are welcome, these are read
-{target}validation = 0.1                  # shares of each client's rows that do not train
+{target}val = 0.1                         # shares of each client's rows that do not train
 test = 0.2
 preprocessing = "federated"       # scaled, gaps filled, by sums that clients' policies must allow; "none": as it stands
 [data.columns]                    # inputs: "number", "category", "boolean", "date", or the categories in a list

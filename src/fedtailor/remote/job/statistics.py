@@ -379,8 +379,8 @@ def decorrelation_note(schema: Schema, statistics: Statistics | None) -> str | N
         return f"The inputs stay correlated: there is one, or more than {MAX_DECORRELATED_INPUTS}."
     return (
         "The inputs stay correlated: linear models need more rounds, at smaller rates,"
-        " than with `compare`, which decorrelates them; decorrelate = true in [data]"
-        " does so here, by sums of products that each client sends."
+        " than with `compare`, which decorrelates them; keep_correlated = false in"
+        " [data] does so here, by sums of products that each client sends."
     )
 
 

@@ -152,7 +152,7 @@ def split_options(schema: Schema) -> TableOptions:
         client="",  # a client's file needs no such column
         target=schema.target,
         test=schema.test,
-        val=schema.validation,
+        val=schema.val,
         time=None if windowing is None else windowing.time,
         window=None if windowing is None else windowing.window,
     )

@@ -51,7 +51,7 @@ from fedtailor.remote.wire.secure_sums import (
 
 MAX_WEIGHTS = 2**14
 """The largest number of weights in a request, as every client looks at all combinations
-of the sums, by up to one linear program for each client: seconds for so many weights.
+of the sums, by linear programs for some of them: seconds at most (`MAX_PROGRAMS`).
 """
 
 

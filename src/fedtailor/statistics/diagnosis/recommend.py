@@ -1,11 +1,13 @@
 """Recommends three methods to train on a population, from its diagnosis."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtailor._base.choice import require
 from fedtailor.statistics.diagnosis.summary import ALPHA, Diagnosis
 
 MIN_STRENGTH, MAX_STRENGTH = 0.1, 2.0
@@ -121,23 +123,50 @@ def starting_strength(diagnosis: Diagnosis) -> float:
     return float(np.clip(strength, MIN_STRENGTH, MAX_STRENGTH))
 
 
+def _of_ditto(diagnosis: Diagnosis) -> dict[str, Any]:
+    return {"lam": float(f"{starting_strength(diagnosis):.2g}")}
+
+
+def _of_ucfl(diagnosis: Diagnosis) -> dict[str, Any]:
+    streams = streams_of(diagnosis)
+    return {"streams": "auto" if streams is None else streams}
+
+
+def _of_ifca(diagnosis: Diagnosis) -> dict[str, Any]:
+    streams = streams_of(diagnosis)
+    return {"clusters": 2 if streams is None else streams, "start": "farthest"}
+
+
+def _of_others(diagnosis: Diagnosis) -> dict[str, Any]:
+    return {}
+
+
+_SETTINGS: Mapping[str, Callable[[Diagnosis], dict[str, Any]]] = {
+    "local": _of_others,
+    "fedavg": _of_others,
+    "finetune": _of_others,
+    "ditto": _of_ditto,
+    "apfl": _of_others,
+    "ucfl": _of_ucfl,
+    "ifca": _of_ifca,
+}
+"""Method -> the hyper-parameters that a diagnosis determines."""
+
+METHODS = tuple(_SETTINGS)
+"""The methods that `starting_point` supports."""
+
+
 def starting_point(method: str, diagnosis: Diagnosis) -> dict[str, Any]:
     """The hyper-parameters of a method that the diagnosis determines.
 
     Raises:
-        ValueError: nothing is known about the method.
+        ValueError: the method is not one of `METHODS`.
     """
-    streams = streams_of(diagnosis)
-    match method:
-        case "local" | "fedavg" | "finetune" | "apfl":
-            return {}
-        case "ditto":
-            return {"lam": float(f"{starting_strength(diagnosis):.2g}")}
-        case "ucfl":
-            return {"streams": "auto" if streams is None else streams}
-        case "ifca":
-            return {"clusters": 2 if streams is None else streams, "start": "farthest"}
-    raise ValueError(f"a diagnosis says nothing about {method!r}")
+    require(
+        method in _SETTINGS,
+        f"nothing is known about {method!r}; the methods are {', '.join(METHODS)}",
+    )
+    return _SETTINGS[method](diagnosis)
 
 
 def recommend_race(diagnosis: Diagnosis, model_bytes: int) -> Race:

@@ -55,8 +55,7 @@ def curves(runs: Mapping[str, Seeds]) -> Section:
     explanation = (
         "Means over clients (each counts the same) and seeds; bands, from the"
         f" lowest seed to the highest, for at most {MAX_BANDS} methods: FedAvg and"
-        " those that end best on test. Point at a curve, or focus it and use the"
-        " arrow keys, to read values; the boxes switch lines on and off."
+        " those that end best on test."
     )
     charts = [chart for chart in (by_round, by_traffic, losses) if chart.series]
     return Section("Curves", [explanation], charts=charts)

@@ -19,7 +19,8 @@ class Series:
             and dashed, for a reference line.
         low: [n] lower end of a band around the line, or empty.
         high: [n] upper end of the band, or empty.
-        shown: whether the line is visible at first; None for the first six lines only.
+        shown: whether the line is one of the few in front, with a band; None for the
+            first six lines.
     """
 
     label: str
@@ -33,7 +34,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Chart:
-    """An interactive chart whose lines can be switched on and off.
+    """Lines over an axis.
 
     Attributes:
         title: title above the chart.
@@ -72,7 +73,7 @@ class Section:
         paragraphs: plain text.
         warnings: plain text, displayed in a box.
         pictures: static drawings.
-        charts: interactive charts.
+        charts: lines over an axis.
         tables: tables.
         settings: pairs of names and values.
         folded: sections of which only the title is visible until a reader opens it:

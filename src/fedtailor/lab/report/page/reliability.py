@@ -32,7 +32,7 @@ def reliability(runs: Mapping[str, Sequence[StoredRun]]) -> Chart | None:
         The chart, or None if no run has stored confidences. Regressions have none, and
         runs of fedtailor before 0.2 did not store them.
     """
-    # Together with the grey line at most `MAX_BANDS` lines are visible at first.
+    # Together with the grey line at most `MAX_BANDS` lines are in front.
     highlighted_labels = highlighted({"": runs})[: MAX_BANDS - 1]
     series = []
     for colour, (label, seeds) in enumerate(runs.items()):

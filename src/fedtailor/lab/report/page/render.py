@@ -5,7 +5,6 @@ browser to load anything else.
 """
 
 import hashlib
-import json
 import math
 from base64 import b64encode
 from collections.abc import Mapping
@@ -19,8 +18,8 @@ from markupsafe import Markup
 from fedtailor._base.choice import require
 from fedtailor._base.files import atomic_write, reason
 from fedtailor._base.printable import one_line
-from fedtailor.lab.report.figures import MAX_BANDS
-from fedtailor.lab.report.page.parts import Chart, Page
+from fedtailor.lab.report.page.charts import image_of
+from fedtailor.lab.report.page.parts import Page
 from fedtailor.lab.results.tables import Cell, Number, ReportTable
 
 MAX_BYTES = 3_000_000
@@ -46,7 +45,7 @@ def render(page: Page) -> str:
         "flat": _on_one_line,
         "sort_key": _sort_key,
         "numeric": _numeric,
-        "chart_json": _chart_json,
+        "image": image_of,
     }
     # `</` must not occur inside a script or a style. The tests check that none of these
     # files contains it.
@@ -89,8 +88,6 @@ def write_page(page: Page, path: Path) -> Path:
 
 _ASSETS = {
     "style": "page.css",
-    "plot_style": "uPlot.min.css",
-    "plot_script": "uPlot.iife.min.js",
     "script": "page.js",
 }
 
@@ -113,8 +110,8 @@ def _policy(assets: Mapping[str, str]) -> Markup:
         return " ".join(f"'sha256-{b64encode(one).decode()}'" for one in content)
 
     return Markup(
-        f"default-src 'none'; script-src {digests('plot_script', 'script')};"
-        f" style-src {digests('plot_style', 'style')}; img-src data:;"
+        f"default-src 'none'; script-src {digests('script')};"
+        f" style-src {digests('style')}; img-src data:;"
         " base-uri 'none'; form-action 'none'"
     )
 
@@ -144,38 +141,3 @@ def _sort_key(cell: Cell) -> str:
     if isinstance(cell, Number):
         return f"{cell.mean:.10g}" if math.isfinite(cell.mean) else ""
     return cell
-
-
-def _chart_json(chart: Chart) -> Markup:
-    """Converts a chart to JSON for the page's script.
-
-    `<` is escaped, so that no label can end the script element.
-    """
-    series = []
-    for index, line in enumerate(chart.series):
-        entry: dict[str, Any] = {
-            "label": one_line(line.label),
-            "x": _json_numbers(line.x),
-            "y": _json_numbers(line.y),
-            "colour": index if line.colour is None else line.colour,
-            "shown": index < MAX_BANDS if line.shown is None else line.shown,
-        }
-        if len(line.low):
-            entry |= {"low": _json_numbers(line.low), "high": _json_numbers(line.high)}
-        series.append(entry)
-    data = {
-        "title": chart.title,
-        "x": chart.x_label,
-        "y": chart.y_label,
-        "series": series,
-    }
-    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return Markup(text.replace("<", "\\u003c"))
-
-
-def _json_numbers(values: Any) -> list[float | None]:
-    """Rounds numbers to six significant digits; NaN and infinity become None."""
-    return [
-        float(f"{value:.6g}") if math.isfinite(value) else None
-        for value in map(float, values)
-    ]

@@ -1,0 +1,307 @@
+"""Each sentence that promises something about what leaves a machine has a test that would
+fail if it were not true.
+
+A sentence is looked for by a phrase of it. One that explains, advises or says what is *not*
+promised stands in `EXPLAINS`. A sentence that is new or changed has to get its place here.
+"""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+TESTED = {
+    "docs/privacy.md": {
+        "no text of an error, no path and no name": (
+            "test_no_error_ends_a_client_and_no_text_of_it_leaves",
+            "test_nothing_of_a_marked_table_leaves_whatever_is_asked",
+            "test_every_code_has_words",
+        ),
+        "sends the names of categories that at least five": (
+            "test_no_rare_category_and_no_row_leaves_a_client",
+        ),
+        "no cell and no sum over fewer than five rows follows": (
+            "test_no_cell_follows_from_all_that_a_job_sends_of_a_table",
+            "test_no_row_of_a_few_whole_numbers_of_a_small_range_follows_from_the_sums",
+            "test_no_time_follows_from_what_is_said_of_outcomes",
+        ),
+        "no combination of them": (
+            "test_no_client_follows_from_all_sums_whoever_is_lost_when",
+            "test_clients_look_at_combinations_themselves",
+            "test_sums_of_two_vectors_of_a_client_hide_it_together",
+            "test_a_client_counts_the_clients_whose_vectors_are_in_a_sum",
+        ),
+        "Noise by clients and private steps hold": (
+            "test_no_more_epsilon_is_spent_than_the_policy_allows",
+            "test_a_row_is_also_in_what_hides_the_whole_client",
+        ),
+        "The same, whatever a message asks for": (
+            "test_a_policy_answers_what_it_allows_whatever_keys_a_request_has",
+            "test_a_coordinator_gets_no_more_than_the_policy_says",
+        ),
+        "Another method, hyper-parameter, split, round or uplink": (
+            "test_a_hostile_request_is_refused_and_nothing_is_lost",
+            "test_a_round_that_the_job_does_not_have_is_refused_without_a_policy",
+        ),
+        "sends the sums of its columns once a job": (
+            "test_a_client_tells_the_sums_of_one_set_of_rows_in_a_job",
+            "test_a_client_takes_pooled_statistics_once_a_job",
+            "test_statistics_that_cannot_hold_a_clients_own_are_refused_and_not_kept",
+            "test_a_coordinator_that_invents_statistics_learns_no_cell",
+        ),
+        "A round is answered once in a run": (
+            "test_another_request_for_a_round_is_refused_and_the_same_is_not",
+            "test_a_round_that_is_asked_twice_does_not_take_the_noise_off",
+        ),
+        "stops no client and deletes no state": (
+            "test_a_hostile_request_is_refused_and_nothing_is_lost",
+            "test_all_parts_of_a_message_are_bounded_together",
+            "test_states_are_deleted_only_by_a_number_that_is_stored",
+        ),
+        "No answer leads a client to another address": (
+            "test_no_answer_of_a_coordinator_ends_a_client_or_leads_it_elsewhere",
+        ),
+        "Rounds, runs and epsilon end where the policy says": (
+            "test_rounds_beyond_the_policys_are_refused",
+            "test_runs_of_one_job_are_counted",
+            "test_exactly_the_policys_epsilon_may_be_spent_in_whatever_order",
+            "test_a_key_too_many_or_null_is_refused",
+            "test_no_key_leads_past_the_limit_of_rounds",
+        ),
+        "each question is answered once in a run, and over the same": (
+            "test_a_coordinator_cannot_ask_a_question_again",
+            "test_the_same_questions_without_a_client_are_not_answered",
+            "test_counts_are_added_with_the_same_weight_of_each_client",
+            "test_a_message_of_many_questions_is_refused_before_any_is_answered",
+        ),
+        "says once a job that one became too large": (
+            "test_a_client_whose_updates_are_hidden_says_once_that_its_model_diverged",
+            "test_a_sum_that_is_too_large_is_said_once_a_job",
+        ),
+        "They get the models that the method sends": (
+            "test_a_client_that_comes_later_takes_what_the_others_agreed_to",
+        ),
+        "only if the table of methods says so": (
+            "test_what_travels_is_kept_and_seen",
+            "test_of_every_method_it_is_said_what_a_coordinator_sees",
+        ),
+        "An answer of a wrong shape or type, NaN": (
+            "test_wrong_answers_are_refused_in_a_line_that_says_why",
+            "test_a_model_that_is_too_far_away_does_not_reach_the_others",
+            "test_numbers_out_of_range_are_refused_with_the_senders_name",
+            "test_a_run_with_a_liar_ends_with_sound_models_and_a_sound_checkpoint",
+            "test_impossible_numbers_of_rows_are_not_believed",
+        ),
+        "cannot answer in another's name": (
+            "test_an_answer_of_somebody_who_was_not_asked_is_refused",
+        ),
+        "bounded by what was asked of it": (
+            "test_what_a_client_leaves_is_bounded_by_what_was_asked_of_it",
+            "test_what_is_no_answer_of_flower_ends_no_coordinator",
+        ),
+        "Only the clients' interface is served": (
+            "test_other_machines_reach_the_clients_interface_only",
+            "test_a_key_that_is_not_registered_is_refused",
+            "test_a_request_without_a_key_is_refused",
+        ),
+        "Connections, request headers and bodies are bounded": (
+            "test_connections_of_one_peer_are_limited_and_silent_ones_are_closed",
+            "test_an_endless_head_is_cut_off",
+            "test_a_large_body_without_a_key_is_not_read",
+            "test_all_bodies_together_are_bounded",
+        ),
+        "Traffic is encrypted (TLS)": (
+            "test_plain_http_is_refused",
+            "test_a_server_of_another_authority_is_not_trusted",
+        ),
+        "cannot change a terminal or a log": (
+            "test_every_character_is_shown_or_escaped",
+        ),
+        "CSV files hold no formula": (
+            "test_formulas_are_guarded",
+            "test_categories_of_frames_are_no_formulas",
+        ),
+        "Markdown and the page of a report": (
+            "test_text_in_markdown_is_text",
+            "test_a_script_that_slipped_into_the_page_does_not_run",
+        ),
+        "No file runs code": (
+            "test_pickles_are_refused",
+            "test_a_tree_that_somebody_else_wrote_is_one_line",
+        ),
+    },
+    "docs/federation-visibility.md": {
+        "The coordinator never sees the examples": (
+            "test_nothing_of_a_marked_table_leaves_whatever_is_asked",
+        ),
+        "It always sees which clients are connected": (
+            "test_a_job_that_the_policy_does_not_allow_is_refused",
+            "test_measurements_leave_once_a_round_and_not_by_default",
+        ),
+        "A client says before it trains how many numbers": (
+            "test_it_is_said_in_numbers",
+            "test_a_job_counts_its_rounds_its_vectors_and_the_cells_that_train",
+        ),
+        "Answers to a probe are counted, too": (
+            "test_what_is_sent_counts_not_what_a_method_says_that_it_sends",
+        ),
+        "A policy refuses probes by default": (
+            "test_a_job_that_the_policy_does_not_allow_is_refused",
+        ),
+        "counts, means and sums of squares": (
+            "test_what_is_agreed_is_what_one_table_of_all_training_rows_would_give",
+        ),
+        "it also shows the names of those that five": (
+            "test_no_rare_category_and_no_row_leaves_a_client",
+        ),
+        "No count of fewer than five training rows is among": (
+            "test_no_cell_follows_from_all_that_a_job_sends_of_a_table",
+            "test_no_count_of_few_rows_follows_from_the_sums_of_a_few_whole_numbers",
+        ),
+        "There a few gaps are filled": (
+            "test_few_missing_cells_are_filled_by_cells_near_the_mean",
+            "test_numbers_of_few_rows_become_the_nearest_of_many",
+            "test_no_cell_is_nearly_told_by_being_far_from_all_others",
+            "test_few_rows_of_a_category_are_counted_to_the_most_frequent",
+        ),
+        "a line names the column": (
+            "test_clients_with_few_values_each_are_told_so_in_one_line",
+        ),
+        "a split of fewer than five rows is not measured": (
+            "test_what_is_measured_on_few_rows_stays",
+        ),
+        "So a policy refuses them by default": (
+            "test_measurements_leave_once_a_round_and_not_by_default",
+        ),
+        "Columns whose products would lead to": (
+            "test_inputs_that_meet_in_few_rows_are_in_no_product",
+            "test_a_number_that_varies_in_few_rows_of_a_group_is_in_no_product",
+        ),
+        "how many training rows had the event": (
+            "test_no_client_tells_of_few_outcomes",
+            "test_no_time_follows_from_what_is_said_of_outcomes",
+        ),
+        "sends nothing that is not masked": ("test_only_masks_leave_a_client",),
+        "A bin of one row shows": (
+            "test_boosting_shows_targets_of_single_rows_in_bins_of_single_rows_only",
+        ),
+        "It cannot ask more": (
+            "test_a_coordinator_cannot_ask_a_question_again",
+            "test_the_same_questions_without_a_client_are_not_answered",
+        ),
+        "a policy with `noise_only` refuses such a job": (
+            "test_a_policy_decides_on_trees",
+        ),
+        "a second, late or stale one": (
+            "test_a_second_answer_is_refused_and_the_first_stands",
+            "test_a_stale_answer_is_refused_and_the_right_one_is_awaited",
+            "test_an_answer_of_somebody_who_was_not_asked_is_refused",
+        ),
+        "The coordinator checks every answer": (
+            "test_wrong_answers_are_refused_in_a_line_that_says_why",
+        ),
+        "A refused answer is logged with the client's name": (
+            "test_a_wrong_answer_is_refused_by_name_and_the_others_count",
+        ),
+        "is written only if the server's model is finite": (
+            "test_a_run_with_a_liar_ends_with_sound_models_and_a_sound_checkpoint",
+        ),
+        "the run ends before the first round": (
+            "test_a_client_that_is_silent_or_tells_nonsense_is_named",
+        ),
+    },
+    "SECURITY.md": {
+        "run the same minor version": ("test_which_releases_talk",),
+    },
+}
+
+EXPLAINS = {
+    "docs/privacy.md": (),
+    "docs/federation-visibility.md": (
+        "For whom",
+        "What else it sees depends on",
+        "shows which of them need no more than weighted sums",
+        "says much about them",
+        "also send, once or twice, as an answer to a",
+        "All clients learn the sums and the",
+        "sums of products of any two inputs are sent as well",
+        "how many rows have two categories at once",
+        "A column of more than 200 categories",
+        "it sends two numbers for each split",
+        "The histograms of times and",
+        "The sums show, over all clients together",
+        "All clients get the trees",
+        "has the messages",
+        "TLS does not help here",
+        "The settings in `[privacy]` do help",
+        "says what each protects against",
+        "Anyone who has `ca.key`",
+        "is not detected",
+        "which promise holds against whom",
+        "This section is about",
+        "does **not** promise",
+        "single updates cannot be checked",
+        "`revoke` it, and start again",
+    ),
+    "SECURITY.md": (
+        "Please report privately",
+        "Say which role",
+        "Use made-up data",
+        "A seed of",
+        "What to expect",
+        "Please leave us time",
+        "by role, and nothing more",
+        "is a fault, however it comes about",
+        "is known; a better idea",
+        "No fault of its own",
+        "are not part of 0.1",
+        "are used as they are released",
+        "Keys: ",
+        "A client writes its policy",
+        "What left a client",
+    ),
+}
+
+
+def sentences(text):
+    """The sentences of a text without tables, code and titles."""
+    text = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    lines = [it for it in text.split("\n") if not it.startswith(("|", "#"))]
+    blocks = re.split(r"\n\s*\n|\n(?=- )", "\n".join(lines))
+    found = []
+    for block in blocks:
+        plain = " ".join(block.split())
+        found += re.split(r"(?<=[.!?])\)?\s+(?=[A-Z`*(\[])", plain)
+    return [it.removesuffix(":").strip() for it in found if len(it.split()) > 2]
+
+
+def promised(page):
+    """The sentences of a page that need a test, or to be named as explaining."""
+    text = (ROOT / page).read_text()
+    if page != "docs/privacy.md":
+        return sentences(text)
+    section = text.partition("## What holds against whom")[2].partition("\n## ")[0]
+    rows = [it.split("|")[2] for it in section.split("\n") if it.startswith("|")][2:]
+    return [it for row in rows for it in re.split(r"(?<=[.;])\s+(?=[A-Z])", row)]
+
+
+@pytest.mark.parametrize("page", TESTED)
+def test_each_sentence_has_the_test_that_would_fail(page):
+    phrases = (*TESTED[page], *EXPLAINS[page])
+    without = [
+        it for it in promised(page) if not any(phrase in it for phrase in phrases)
+    ]
+    assert not without
+    text = " ".join((ROOT / page).read_text().split())
+    assert not [it for it in phrases if it not in text]
+
+
+def test_the_tests_are_there():
+    text = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    there = set(re.findall(r"^def (test_\w+)\(", text, flags=re.MULTILINE))
+    named = {
+        name for of_page in TESTED.values() for it in of_page.values() for name in it
+    }
+    assert not named - there

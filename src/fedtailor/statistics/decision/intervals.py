@@ -208,7 +208,9 @@ def _of_these_clients(
         means = np.divide(
             sums, tested, out=np.full(sums.shape, np.nan), where=tested > 0
         )
-        trained = min(folds * _over_seeds(means)[0], own)
+        between, certainty, _ = _over_seeds(means)
+        # Of few clients this is a guess, and too much of it makes the interval narrow.
+        trained = min(folds * between * certainty / (certainty + 2), own)
     overlap = splits.overlap(seeds)
     of_rows = (own - trained) / (1 - overlap)
     share = overlap + (1 - overlap) / seeds

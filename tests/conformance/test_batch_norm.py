@@ -194,3 +194,10 @@ def test_a_divergence_names_the_variance_that_is_negative():
         training.server = training.server.replace(model=jnp.asarray(model))
         with pytest.raises(Diverged, match=r"running variance layers\.1\.running_var"):
             drive(training.evaluation(), training.executor)
+
+
+def test_batches_of_one_row_are_refused():
+    with pytest.raises(
+        ValueError, match="batch_size 1, and batch normalisation has no"
+    ):
+        train(FedAvg(sgd=SGD(batch_size=1)), classification(), normal(), 0)

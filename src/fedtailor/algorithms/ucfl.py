@@ -29,7 +29,7 @@ from fedtailor.algorithms.helpers.user_centric import (
 )
 from fedtailor.algorithms.helpers.validation import validation_error
 from fedtailor.algorithms.helpers.warm_up import (
-    TEST_SHARE,
+    PROBE_SHARE,
     WarmUp,
     gradient_noise,
     sketch,
@@ -38,7 +38,7 @@ from fedtailor.algorithms.helpers.warm_up import (
 from fedtailor.algorithms.ucfl_paper import (
     PaperUCFL,
     batch_size,
-    gradient_and_variance,
+    batch_variance,
 )
 from fedtailor.protocol import (
     About,
@@ -67,11 +67,6 @@ CANDIDATES = (0.0, 0.1, 0.25, 0.5, 1.0, np.nan)
 """
 TRIAL = "trial"
 """The mode of clients that train one model of each candidate."""
-PROBE_SHARE = 0.1
-"""n_k of the batches in which the probe measures tr S, as a share of a client's samples.
-
-With smaller batches there are more of them, and their mean has less noise.
-"""
 
 
 @hyperparameters
@@ -217,30 +212,24 @@ class UCFL(PaperUCFL):
 
     def probe(self, inbox: Inbox, local: LocalTrainer) -> ClientUpdate:
         theta, n = inbox.only("model"), local.size
-        # "auto" and `bound` need tr S / n, from which sigma^2 follows for every n_k.
-        # Other settings need sigma^2 for one n_k.
-        needs_trace = self._needs_trace
-        n_k = PROBE_SHARE if needs_trace else self.sigma_batch
-        # The test of whether clients differ must know the noise from many batches.
-        if self.warm == "auto":
-            n_k = TEST_SHARE
-        assert not isinstance(n_k, str)
-        size = batch_size(n_k, n)
-        gradient, sigma2 = gradient_and_variance(local, theta, size)
-        # sigma_i^2 = tr S (1/n_k - 1/n) = (tr S / n) (n / n_k - 1), in expectation
-        factor = jnp.where(n > size, n / size - 1, 1)
-        noise = sigma2 / factor.astype(sums_type(theta))
-        if self.warm == "auto" and not needs_trace:
+        answer = {"samples": n.astype(sums_type(theta))}
+        gradient = local.gradient(theta)
+        # "auto" and `bound` need tr S / n, from which sigma^2 follows for every n_k, and
+        # so does the test of whether clients differ.
+        if self._needs_trace or self.warm == "auto":
+            size = batch_size(PROBE_SHARE, n)
+            sigma2 = batch_variance(local, theta, gradient, size)
+            # sigma_i^2 = tr S (1/n_k - 1/n) = (tr S / n) (n / n_k - 1), in expectation
+            factor = jnp.where(n > size, n / size - 1, 1)
+            noise = sigma2 / factor.astype(sums_type(theta))
+            answer["sigma2" if self._needs_trace else "noise"] = noise
+        # Other weights are those of eq. 10 with the batches that it names, so that a probe
+        # of "auto" has the weights of `warm` at its round.
+        if not self._needs_trace:
             assert not isinstance(self.sigma_batch, str)
             own = batch_size(self.sigma_batch, n)
-            sigma2 = noise * jnp.where(n > own, n / own - 1, 1).astype(noise.dtype)
-        answer = {
-            "gradient": gradient,
-            "sigma2": noise if needs_trace else sigma2,
-            "samples": n.astype(sums_type(theta)),
-        }
-        if self.warm == "auto" and not needs_trace:
-            answer["noise"] = noise
+            answer["sigma2"] = batch_variance(local, theta, gradient, own)
+        answer["gradient"] = gradient
         if "sketch" in inbox.scalars:
             answer["sketch"] = sketch(answer.pop("gradient"), inbox.scalars["sketch"])
         if self._has_trial:

@@ -159,7 +159,8 @@ class PaperUCFL(Algorithm):
         theta, n = inbox.only("model"), local.size
         assert not isinstance(self.sigma_batch, str)
         n_k = batch_size(self.sigma_batch, n)
-        gradient, sigma2 = gradient_and_variance(local, theta, n_k)
+        gradient = local.gradient(theta)
+        sigma2 = batch_variance(local, theta, gradient, n_k)
         samples = n.astype(sums_type(theta))
         return {"gradient": gradient, "sigma2": sigma2, "samples": samples}
 
@@ -330,16 +331,18 @@ def batch_size(n_k: int | float, n: Int[Array, ""]) -> Int[Array, ""]:
     return jnp.maximum(jnp.minimum(n_k, n // 2), 1)
 
 
-def gradient_and_variance(
-    local: LocalTrainer, theta: Float[Array, " d"], n_k: Int[Array, ""]
-) -> tuple[Float[Array, " d"], Float[Array, ""]]:
-    """The gradient g_i of all examples of a client, and the variance of its gradients
-    over K disjoint batches of n_k samples (eq. 10):
+def batch_variance(
+    local: LocalTrainer,
+    theta: Float[Array, " d"],
+    gradient: Float[Array, " d"],
+    n_k: Int[Array, ""],
+) -> Float[Array, ""]:
+    """The variance of a client's gradients over K disjoint batches of n_k samples, around
+    the gradient g_i of all its examples (eq. 10):
 
         sigma_i^2 = (1/K) sum_k |g_k - g_i|^2
     """
     batches = jnp.maximum(local.size // n_k, 1)
-    gradient = local.gradient(theta)
 
     def add(k: Array, total: Array) -> Array:
         # Batch k of a random partition, because the data may be sorted (by label).
@@ -347,4 +350,4 @@ def gradient_and_variance(
         return total + jnp.sum(jnp.square(g_k - gradient))
 
     total = local.fori_loop(batches, add, jnp.zeros((), sums_type(theta)))
-    return gradient, total / batches
+    return total / batches

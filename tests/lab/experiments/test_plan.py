@@ -56,6 +56,18 @@ def test_the_estimate_follows_from_its_parts(comparison, monkeypatch):
     assert fedavg.training_seconds == 4 * (8 + 3)
 
 
+def test_a_plan_times_one_setting_of_each_method_first_and_ends(
+    comparison, monkeypatch
+):
+    monkeypatch.setattr(plan, "MAX_PLAN_SECONDS", 0.0)
+    timed = []
+    local, fedavg = comparison.plan(lambda method, _: timed.append(method.label))
+    assert timed == ["Local"]
+    assert [setting.is_timed for setting in fedavg.settings] == [False, False]
+    assert fedavg.round_seconds == local.round_seconds > 0
+    assert fedavg.runs == 4
+
+
 def test_what_is_finished_is_not_timed(comparison):
     comparison.run()
     assert comparison.finished() == comparison.experiment.runs == 7

@@ -55,9 +55,11 @@ LEVEL = 0.05 / len(ASKED_AFTER)
 """The level of the test of whether clients differ at all (`differ`), of each probe: of
 clients that do not, a twentieth is told apart by any of them (Bonferroni).
 """
-TEST_SHARE = 0.05
-"""n_k of the batches by which this test knows the gradients' noise, as a share of a
-client's samples: from three batches it would know too little.
+PROBE_SHARE = 0.1
+"""n_k of the batches in which probes measure tr S, as a share of a client's samples.
+
+With smaller batches there are more of them, and the test knows the noise from more
+degrees of freedom: ten batches are enough, three are not.
 """
 SKETCH_SIZE = 1024
 """Numbers in a sketch.
@@ -247,7 +249,7 @@ def differ(probe: Probe) -> bool:
     noise = np.asarray(probe.sigma2, np.float64)[is_known]
     sizes = np.asarray(probe.sizes)[is_known]
     # As the probe draws them: at most half of the samples.
-    batch_sizes = np.clip((TEST_SHARE * sizes + 1e-3).astype(int), 1, sizes // 2)
+    batch_sizes = np.clip((PROBE_SHARE * sizes + 1e-3).astype(int), 1, sizes // 2)
     degrees = np.maximum(sizes // batch_sizes - 1, 1).astype(np.float64)
     return overall_p(distances, noise, degrees) < LEVEL
 

@@ -37,7 +37,7 @@ from fedtailor.lab.experiments.experiment import (
     in_precision,
     load_experiment,
 )
-from fedtailor.lab.experiments.plan import PlannedRuns
+from fedtailor.lab.experiments.plan import MAX_PLAN_SECONDS, PlannedRuns
 from fedtailor.lab.experiments.sharding import Shard
 from fedtailor.lab.report.comparison import format_parameters
 from fedtailor.lab.report.document import show
@@ -225,6 +225,12 @@ def _print_plan(comparison: Comparison, options: Options) -> int:
                 parameters = format_parameters(setting.parameters)
                 label = ", ".join(filter(None, [planned.algorithm, parameters]))
                 say(f"{label} on {planned.scenario}: {setting.error}")
+    timed = [setting.is_timed for planned in plan for setting in planned.settings]
+    if not all(timed):
+        say(
+            f"{sum(timed)} of {len(timed)} settings were timed in {MAX_PLAN_SECONDS:.0f} s;"
+            " the others are taken to need as much as those of their method, or as all."
+        )
     unit = "device" if devices == 1 else "devices"
     how_long = "At most" if ends_early else "About"
     say(

@@ -7,6 +7,7 @@ from fedtailor.data.federation.dataset import Dataset
 from fedtailor.data.federation.dirichlet import DirichletByClass, DirichletByClient
 from fedtailor.data.federation.federation import Client, Federation, Ragged, Split
 from fedtailor.data.federation.files import from_frame, from_npz
+from fedtailor.data.federation.from_dataset import from_dataset
 from fedtailor.data.federation.partition import (
     IID,
     ClassesPerClient,
@@ -53,6 +54,7 @@ __all__ = [
     "byzantine_clients",
     "datasets",
     "from_arrays",
+    "from_dataset",
     "from_frame",
     "from_npz",
     "from_partition",

@@ -11,6 +11,11 @@ from numpy.typing import NDArray
 
 from fedtailor.protocol import ClientState
 
+PART_BYTES = 2**26
+"""The most bytes of states in memory that are copied for clients of a round at the same
+time.
+"""
+
 
 class States(Protocol):
     """The states of m clients. An exchange never touches the rows of clients that take
@@ -28,6 +33,13 @@ class States(Protocol):
         """The most clients whose states may be in memory at the same time."""
         ...
 
+    @property
+    def part_clients(self) -> int:
+        """How many clients of a round should start at the same time, so that copies of
+        states take little memory beside the states.
+        """
+        ...
+
     def read(self, index: NDArray[np.int64], row_count: int) -> ClientState:
         """The states of some clients.
 
@@ -41,8 +53,19 @@ class States(Protocol):
         """
         ...
 
-    def write(self, index: NDArray[np.int64], rows: ClientState) -> None:
-        """Store the first len(index) of `rows` at `index`."""
+    def stage(self, index: NDArray[np.int64], rows: ClientState) -> Any:
+        """Put the first len(index) of `rows` where `write` finds them if they become the
+        states at `index`.
+
+        Returns:
+            What `write` is to be given in place of `rows`.
+        """
+        ...
+
+    def write(self, index: NDArray[np.int64], rows: Any) -> None:
+        """Store the first len(index) of `rows` at `index`, or what `stage` returned for
+        them.
+        """
         ...
 
     def snapshot(self) -> Any:
@@ -62,6 +85,11 @@ class _InMemory:
     """Base of states in memory: any number can be read, and snapshots are copies."""
 
     max_clients = sys.maxsize
+    part_clients = sys.maxsize
+
+    def stage(self, index: NDArray[np.int64], rows: ClientState) -> Any:
+        """Nothing to do: the rows are in memory."""
+        return rows
 
     def snapshot_saved(self) -> None:
         """Do nothing: the snapshot was a copy."""
@@ -79,6 +107,8 @@ class HostStates(_InMemory):
         """Initialize all clients with `state`, one client's pytree of arrays."""
         leaves, self._tree = jax.tree.flatten(state)
         self._clients = clients
+        size = sum(np.asarray(leaf).nbytes for leaf in leaves)
+        self.part_clients = max(PART_BYTES // max(size, 1), 1)
         self._leaves = [
             np.repeat(np.asarray(leaf)[None], clients, axis=0) for leaf in leaves
         ]

@@ -22,6 +22,9 @@ delay single ones.
 MIN_SECONDS, MAX_SECONDS = 0.2, 2.0
 """Times after which further rounds are not needed, or not affordable."""
 
+MAX_PLAN_SECONDS = 60.0
+"""Time after which no further setting is timed, whose times are then those of others."""
+
 BeforeSetting = Callable[[ComparedMethod, Candidate], None]
 """A function that is called before each setting is timed."""
 
@@ -40,6 +43,8 @@ class TimedSetting:
             machine hardly changes.
         core_seconds_of_evaluation: core time of an evaluation.
         error: why the setting cannot be trained, or "".
+        is_timed: False if the time of a plan was over: the times are the means of the
+            method's other settings, or of all that were timed.
     """
 
     parameters: Mapping[str, Any]
@@ -49,6 +54,7 @@ class TimedSetting:
     core_seconds_of_round: float = 0.0
     core_seconds_of_evaluation: float = 0.0
     error: str = ""
+    is_timed: bool = True
 
 
 @dataclass(frozen=True)
@@ -124,7 +130,8 @@ class PlannedRuns:
 def plan_runs(
     runs: ComparedRuns, before: BeforeSetting | None = None
 ) -> Iterator[PlannedRuns]:
-    """Time the settings of an experiment whose runs are missing.
+    """Time the settings of an experiment whose runs are missing: one of each method first,
+    then the others, for `MAX_PLAN_SECONDS`, and the first in any case.
 
     Args:
         runs: the runs of the experiment.
@@ -137,29 +144,69 @@ def plan_runs(
         ValueError: data are missing, or the settings of the executor are wrong.
     """
     seeds, bracket = runs.experiment.file.seeds, runs.experiment.file.bracket
-    for method in runs.experiment.methods:
-        total = len(seeds) + len(method.candidates) - 1
-        finished = sum(
+    methods = runs.experiment.methods
+    totals = [len(seeds) + len(method.candidates) - 1 for method in methods]
+    finished = [
+        sum(
             runs.is_finished(method, candidate, seed)
             for candidate in method.candidates
             for seed in seeds
         )
+        for method in methods
+    ]
+    missing = [
+        (number, place)
+        for number, method in enumerate(methods)
+        if finished[number] < totals[number]
+        for place in range(len(method.candidates))
+    ]
+    start = perf_counter()
+    timed: dict[tuple[int, int], TimedSetting] = {}
+    for number, place in sorted(missing, key=lambda one: (one[1] > 0, one)):
+        if timed and perf_counter() - start > MAX_PLAN_SECONDS:
+            break
+        method = methods[number]
+        candidate = method.candidates[place]
+        if before is not None:
+            before(method, candidate)
+        timed[number, place] = _time_setting(runs, method, candidate, seeds[0])
+    for number, method in enumerate(methods):
+        own = [setting for (of, _), setting in timed.items() if of == number]
         settings = []
-        for candidate in method.candidates if finished < total else ():
-            if before is not None:
-                before(method, candidate)
-            settings.append(_time_setting(runs, method, candidate, seeds[0]))
+        for place, candidate in enumerate(method.candidates):
+            if (number, place) in timed:
+                settings.append(timed[number, place])
+            elif (number, place) in missing:
+                settings.append(_as_others(candidate, own or list(timed.values())))
         rounds = method.scenario.rounds
         yield PlannedRuns(
             scenario=method.scenario.label,
             algorithm=method.label,
-            runs=total,
-            finished=finished,
+            runs=totals[number],
+            finished=finished[number],
             rounds=rounds,
             evaluations=-(-rounds // runs.evaluate_every(method.scenario)),
             settings=tuple(settings),
             added_runs=MAX_EXTENSIONS * len(bracket) if settings else 0,
         )
+
+
+def _as_others(candidate: Candidate, others: list[TimedSetting]) -> TimedSetting:
+    """A setting that takes as long as others on average."""
+    good = [other for other in others if not other.error]
+
+    def mean(name: str) -> float:
+        return statistics.fmean(getattr(other, name) for other in good) if good else 0.0
+
+    return TimedSetting(
+        candidate.parameters,
+        compile_seconds=mean("compile_seconds"),
+        round_seconds=mean("round_seconds"),
+        evaluation_seconds=mean("evaluation_seconds"),
+        core_seconds_of_round=mean("core_seconds_of_round"),
+        core_seconds_of_evaluation=mean("core_seconds_of_evaluation"),
+        is_timed=False,
+    )
 
 
 def _time_setting(

@@ -7,7 +7,7 @@ import hashlib
 import ipaddress
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -28,21 +28,24 @@ from fedtailor.data.tables.options import Hazard
 from fedtailor.data.tables.windows import Windowing
 from fedtailor.engine.training import (
     MOST_ROUNDS,
+    Callback,
     LateClients,
     Privacy,
     RunSpec,
     Sampling,
+    UntilScore,
     as_participation,
 )
 from fedtailor.engine.training.asynchronous_tables import CLOCK, late_of_table
 from fedtailor.models import Architecture
 from fedtailor.models.metrics import find_metric
 from fedtailor.models.plain import architecture_of
+from fedtailor.models.registry import find_builder
 from fedtailor.models.tasks.survival import outcome_names
 from fedtailor.protocol import Algorithm
 from fedtailor.protocol.document import Document, read_document
 from fedtailor.protocol.plain import ConfigError, check_choice_at, configured, parse
-from fedtailor.remote.job.method_code import code_digest, is_own, package_of
+from fedtailor.remote.job.installed_code import check_code
 from fedtailor.remote.wire.waits import check_wait
 from fedtailor.statistics.boosting import BoostingSettings
 from fedtailor.statistics.boosting.bins import MOST_BINS
@@ -113,6 +116,8 @@ class _Training(_Table):
     sampling: Sampling = "uniform"
     metrics: list[str] = []
     late: dict[str, Any] | None = None
+    until_converged: bool = False
+    until_score: float | None = None
 
 
 class _Boosting(_Table):
@@ -230,6 +235,8 @@ class Job:
         deadline: seconds that a round waits for answers.
         content: the file as plain values.
         boosting: trees that may be boosted; None = none.
+        until_score: the training ends as soon as the mean validation score over clients
+            reaches it; None = it does not.
     """
 
     title: str
@@ -241,6 +248,12 @@ class Job:
     deadline: float
     content: Mapping[str, Any] = field(repr=False)
     boosting: Boosting | None = None
+    until_score: float | None = None
+
+    @property
+    def callbacks(self) -> tuple[Callback, ...]:
+        """What may end a run by this job early, beside what its spec says."""
+        return () if self.until_score is None else (UntilScore(self.until_score),)
 
     @property
     def address(self) -> str:
@@ -326,7 +339,7 @@ def _is_unspecified(host: str) -> bool:
 def _job(document: Document) -> Job:
     content = document.content
     needed = ("coordinator", "data", "model", "method", "training")
-    tables = ("title", *needed, "privacy", "boosting")
+    tables = ("title", *needed, "code", "privacy", "boosting")
     for name in content:
         check_choice_at(name, tables, (name,), "table")
     for name in needed:
@@ -343,6 +356,16 @@ def _job(document: Document) -> Job:
         check_wait("deadline", training.deadline)
     schema = _schema(_table(_Data, content, "data"))
     spec = _spec(content, training)
+    check_code(_code_of(content, spec), content.get("code", {}))
+    for name in ("until_converged", "until_score"):
+        if getattr(training, name) not in (None, False):
+            with _errors_at("training", name):
+                require(
+                    spec.privacy.evaluate and schema.val > 0,
+                    f"{name} looks at validation rows of the clients, which this job does"
+                    " not measure: set evaluate = true in [privacy] and val in"
+                    " [data], or leave it out",
+                )
     return Job(
         title=title,
         host=host,
@@ -353,7 +376,24 @@ def _job(document: Document) -> Job:
         deadline=training.deadline,
         content=content,
         boosting=_boosting(content, schema, spec),
+        until_score=training.until_score,
     )
+
+
+def _code_of(
+    content: Mapping[str, Any], spec: RunSpec
+) -> dict[str, Callable[..., Any]]:
+    """What packages may offer and a job uses, as `check_code` takes it."""
+    model = content["model"]
+    uses: dict[str, Callable[..., Any]] = {
+        f"the method {spec.algorithm.about.name}": type(spec.algorithm),
+        f"the model {model['use']}": find_builder(model["use"]),
+    }
+    for name in content["training"].get("metrics", ()):
+        uses[f"the metric {name}"] = type(find_metric(name))
+    for transform in spec.uplink:
+        uses[f"the transform {transform.name}"] = type(transform)
+    return uses
 
 
 def _boosting(
@@ -425,7 +465,7 @@ def _spec(content: Mapping[str, Any], training: _Training) -> RunSpec:
             privacy=_table(Privacy, {"privacy": privacy}, "privacy", also=("uplink",)),
         )
     with _errors_at("training", "late"):
-        return replace(spec, late=late)
+        return replace(spec, late=late, until_converged=training.until_converged)
 
 
 def _late(training: _Training) -> LateClients | None:
@@ -613,29 +653,6 @@ def _are_distinct(names: Sequence[str]) -> bool:
     return len(names) >= 2 and len(set(names)) == len(names)
 
 
-def _check_code(method: type[Algorithm], agreed: Any) -> None:
-    """Require that the job names the code that is installed here.
-
-    Raises:
-        ConfigError: it names none, or another one.
-    """
-    digest, package = code_digest(method), package_of(method)
-    name = method.about.name
-    if agreed is None:
-        raise ConfigError(
-            ("method",),
-            f"{name} is code of the package {package}: read it, and agree to it by"
-            f' code = "{digest}" in [method], on every machine'
-            f"{see('deploy-a-method')}",
-        )
-    if agreed != digest:
-        raise ConfigError(
-            ("method", "code"),
-            f"the package {package} installed here has the digest {digest}, and the job"
-            " was made for another; install the same version on every machine",
-        )
-
-
 def _algorithm(table: Mapping[str, Any]) -> Algorithm:
     settings = dict(table)
     name = settings.pop("use", None)
@@ -654,15 +671,6 @@ def _algorithm(table: Mapping[str, Any]) -> Algorithm:
         method = find_algorithm(name)
     except ValueError as error:
         raise ConfigError(("method", "use"), str(error)) from None
-    agreed = settings.pop("code", None)
-    if not is_own(method):
-        _check_code(method, agreed)
-    elif agreed is not None:
-        raise ConfigError(
-            ("method", "code"),
-            f"{name} is a method of fedtailor, whose release all machines compare; leave"
-            " out code",
-        )
     try:
         return configured(method(), settings, ("method",))
     except TypeError:

@@ -1,0 +1,83 @@
+"""Data sets of PyTorch and Hugging Face as they are: read by what they can do."""
+
+import numpy as np
+import pytest
+
+from fedtailor.data.federation import from_arrays, from_dataset
+
+
+class Pairs:
+    """A map-style data set, such as those of PyTorch: tensors convert by `__array__`."""
+
+    class Tensor:
+        def __init__(self, values):
+            self.values = values
+
+        def __array__(self, dtype=None, copy=None):
+            return np.array(self.values, dtype)
+
+    def __init__(self, x, y):
+        self.x, self.y = x, y
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, number):
+        return self.Tensor(self.x[number]), int(self.y[number])
+
+
+class Columns:
+    """A data set of columns, such as those of Hugging Face."""
+
+    def __init__(self, **columns):
+        self.columns, self.column_names = columns, list(columns)
+
+    def __len__(self):
+        return len(next(iter(self.columns.values())))
+
+    def __getitem__(self, number):
+        return {name: values[number] for name, values in self.columns.items()}
+
+
+X = np.arange(48.0).reshape(12, 2, 2)
+Y = np.arange(12) % 3
+OWNERS = np.array(["a", "b"])[np.arange(12) // 6]
+
+
+def same(federation):
+    expected = from_arrays(X, Y, OWNERS)
+    np.testing.assert_array_equal(federation.x, expected.x)
+    np.testing.assert_array_equal(federation.y, expected.y)
+    assert federation.names == expected.names
+    for ours, theirs in zip(federation.train, expected.train, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_they_are_the_same_as_arrays():
+    same(from_dataset({"a": Pairs(X[:6], Y[:6]), "b": Pairs(X[6:], Y[6:])}))
+    same(from_dataset(Pairs(X, Y), OWNERS))
+    same(from_dataset(Columns(image=X.tolist(), label=Y, site=OWNERS), "site"))
+    named = Columns(pixels=X, kind=Y, site=OWNERS, note=["-"] * 12)
+    same(from_dataset(named, "site", x="pixels", y="kind"))
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "message"),
+    [
+        (Pairs(X, Y), {}, "a single data set does not say whose its examples are"),
+        (iter([]), {"client": OWNERS}, "has no length"),
+        ({}, {}, "there is no data set"),
+        ({"a": Pairs(X[:0], Y)}, {}, "has no examples"),
+        ({"a": Pairs(X, Y)}, {"client": OWNERS}, "leave it out"),
+        ({"a": Pairs(X, Y), "b": Pairs(X[:, 0], Y)}, {}, "give all one shape"),
+        ({"a": [1, 2]}, {}, "no pair"),
+        ({"a": Pairs(X, Y)}, {"x": "image"}, "have no columns"),
+        ({"a": Columns(u=Y, v=Y)}, {}, "name that of the target with y"),
+        ({"a": Columns(u=Y, v=Y, label=Y)}, {}, "name one with x"),
+        ({"a": Columns(u=Y, label=Y)}, {"x": "z"}, "there is no column 'z'"),
+        ({"a": Columns(text=["one"] * 12, label=Y)}, {}, "texts into tokens"),
+    ],
+)
+def test_what_cannot_be_read_is_one_line(data, options, message):
+    with pytest.raises(ValueError, match=message):
+        from_dataset(data, **options)

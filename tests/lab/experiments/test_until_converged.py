@@ -1,6 +1,7 @@
 """Comparisons that train until the loss stands still, with grids that grow."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import polars as pl
@@ -9,9 +10,11 @@ import pytest
 import fedtailor as ft
 from fedtailor.engine.executors import Settings
 from fedtailor.engine.storage.run_files import SUMMARY, read_summary
+from fedtailor.engine.training import UntilConverged
 from fedtailor.lab.experiments.compare import Comparison
 from fedtailor.lab.experiments.experiment import resolve
 from fedtailor.protocol.document import Document
+from fedtailor.statistics.decision import movement
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +93,49 @@ def test_a_run_that_stands_still_is_not_trained_when_it_is_extended(table, tmp_p
     unjudged = ft.tables.from_table(table, client="site", target="y", val=0)
     run = ft.run(arguments[0], unjudged, arguments[2], 40, until_converged=True)
     assert run.training.round == 40
+
+
+def judged(losses, scores, higher_is_better=True):
+    """A training with curves of validation loss and of the measure that judges it."""
+    curves = {"loss": losses, "score": scores}
+    rounds = np.arange(len(losses))
+    return SimpleNamespace(
+        metric=SimpleNamespace(name="score", higher_is_better=higher_is_better),
+        metrics=SimpleNamespace(curve=lambda name, split: (rounds, curves[name])),
+    )
+
+
+def test_training_ends_where_the_loss_rises_and_the_measure_does_not_improve():
+    rising, flat = np.linspace(1, 2, 30), np.ones(30)
+    for loss, score, higher, ends in (
+        (rising, flat, True, True),
+        (rising, -rising, True, True),
+        (rising, rising, False, True),
+        # A network becomes too sure while it still learns.
+        (rising, rising, True, False),
+        (rising, -rising, False, False),
+        (-rising, flat, True, False),
+        (flat, rising, True, True),
+        (rising[:6], flat[:6], True, False),
+    ):
+        assert UntilConverged.holds(judged(loss, score, higher)) == ends
+
+
+def test_a_resumed_run_ends_where_an_uninterrupted_one_does(tmp_path):
+    """Labels are noise, and each client can separate its six rows: losses only rise."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(40, 8)), rng.integers(0, 2, 40)
+    data = ft.federation.from_arrays(x, y, np.arange(40) % 4, val=0.3, test=0.1, seed=0)
+    sgd = ft.SGD(lr=0.5, steps=10, batch_size=64)
+    arguments = ft.Local(sgd=sgd), data, ft.models.logistic()
+    options = {"until_converged": True, "evaluate_every": 2}
+    once = ft.run(*arguments, 60, directory=tmp_path / "once", **options)
+    assert once.training.round < 60
+    assert movement(*once.metrics.curve("loss", "val")) == "rising"
+    ft.run(*arguments, 10, directory=tmp_path / "twice", **options)
+    twice = ft.run(*arguments, 60, directory=tmp_path / "twice", resume=True, **options)
+    assert twice.training.round == once.training.round
+    np.testing.assert_array_equal(twice.personal(0).theta, once.personal(0).theta)
 
 
 @pytest.mark.parametrize(

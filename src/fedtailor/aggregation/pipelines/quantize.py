@@ -2,16 +2,17 @@
 
 import math
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
-from jaxtyping import Array, Float, Int8, PyTree, Shaped
+from jaxtyping import Array, Bool, Float, Int8, PyTree, Shaped
 
 from fedtailor._base.choice import require
 from fedtailor.aggregation.pipelines.change import (
     change_of,
+    change_reference,
     indices_kind,
     received_rows,
     replace_vectors,
@@ -46,8 +47,9 @@ class Quantize(Transform):
         x_j -> s floor(x_j / s + u_j),    s = max_block |x| / 127,    u_j uniform in [0, 1)
 
     An entry takes one byte, and a block 4 more: about a quarter of 32-bit numbers.
-    Gradients and controls are changes themselves. After `TopK`, the entries that it has
-    selected are rounded.
+    A running variance that rounding down would send below 0 is rounded up. Gradients and
+    controls are changes themselves. After `TopK`, the entries that it has selected are
+    rounded.
 
     Example:
         >>> from fedtailor.aggregation.pipelines import Quantize
@@ -82,9 +84,32 @@ class Quantize(Transform):
             index = sorted(MODEL_KINDS).index(kind)
             key = jax.random.fold_in(local.key("quantize"), index)
             integers, scale = rounded(change, self.block, key)
+            if kind == "model" and local.has_statistics:
+                # The model to which the server will add the change, where it is sent
+                reference = self._reference(value, update, inbox)
+                is_variance = _is_variance(local, reference.shape[-1])
+                if is_change:
+                    indices = update[indices_kind(kind)].astype(jnp.int32)
+                    reference = jnp.take_along_axis(reference, indices, axis=-1)
+                    is_variance = is_variance[indices]
+                sent = reference + restored(integers, scale, self.block)
+                falls = is_variance & (sent < 0) & (integers < LEVELS)
+                integers = integers + falls.astype(jnp.int8)
             return {kind: integers, scale_kind(kind): scale, **start}
 
         return replace_vectors(update, as_integers), state
+
+    def _reference(
+        self, value: Float[Array, "*k n"], update: ClientUpdate, inbox: Inbox
+    ) -> Float[Array, "*k d"]:
+        """The received model that the change of each model is measured from."""
+        if indices_kind("model") not in update:
+            return change_reference("model", value, inbox)
+        # `TopK` has chosen it, and says which one it is if there are several.
+        start = update.get(start_kind("model"), jnp.zeros(value.shape[:-1], jnp.int32))
+        return jnp.where(
+            inbox.received["model"].any(), inbox["model"][start.astype(jnp.int32)], 0
+        )
 
     def decode(
         self, update: Update, downlink: Downlink, cohort: Cohort, state: PyTree
@@ -108,6 +133,18 @@ class Quantize(Transform):
         # An entry moves by less than s = max_block |x| / 127 <= |block| / 127.
         moved = math.sqrt(min(self.block, size)) / LEVELS
         return None if norm is None else norm * (1 + moved)
+
+
+def _is_variance(local: LocalTrainer, size: int) -> Bool[Array, " d"]:
+    """Which entries of a model are running variances."""
+    zeros = local.params(jnp.zeros(size))
+    statistics = local.with_statistics(zeros, local.params(jnp.ones(size)))
+
+    def kept(keys: Any, values: Array) -> Array:
+        name = jax.tree_util.keystr(keys, simple=True, separator=".")
+        return values * ("var" in name.rpartition(".")[2])
+
+    return local.vector(jax.tree_util.tree_map_with_path(kept, statistics)) > 0
 
 
 def rounded(

@@ -347,13 +347,14 @@ class DeviceExecutor:
                     return None
             of_part = tuple((added, weights[:, part]) for added, weights in sums)
             outputs = self._run(replace(request, sums=of_part))
+            # The devices have copies of the states that the part begins with.
+            request = replace(request, states=())
             new = outputs.pop("sums")
             totals = _plus(totals, new) if totals else new
             # The part before is done when this one has begun.
             if done:
                 states.append(self._stage(*done[-1]))
-            # Without the states that it began with.
-            done.append((part, replace(request, states=()), outputs))
+            done.append((part, request, outputs))
         states.append(self._stage(*done[-1]))
         assert sums is not None
         kept = {}
@@ -390,6 +391,8 @@ class DeviceExecutor:
         Returns:
             The part, as `PartStates` holds it.
         """
+        # Otherwise the states of all parts would be read before the first part is done.
+        jax.block_until_ready(outputs)
         cohort = request.exchange.cohort
         index = cohort.rows[request.order]
         return part, self.states.stage(index, outputs.pop("state"))

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fedtailor.protocol import ClientState
 
-PART_BYTES = 2**26
+PART_BYTES = 2**25
 """The most bytes of states in memory that are copied for clients of a round at the same
 time.
 """
@@ -150,7 +150,9 @@ class HostStates(_InMemory):
             self._leaves, self._computed = [], (index, new_leaves)
             return
         for leaf, new in zip(self._in_order(), new_leaves, strict=True):
-            leaf[index] = np.asarray(new)[: len(index)]
+            for first, block in _blocks(new):
+                rows = index[first : first + len(block)]
+                leaf[rows] = block[: len(rows)]
 
     def snapshot(self) -> Any:
         # A list of leaves, as checkpoints hold them.
@@ -188,6 +190,18 @@ class DeviceStates(_InMemory):
         self.rows = jax.tree.unflatten(
             jax.tree.structure(self.rows), [jnp.asarray(leaf) for leaf in saved]
         )
+
+
+def _blocks(leaf: Any) -> list[tuple[int, NDArray[Any]]]:
+    """The rows of an array that each device has, and the first of them. On CPUs they are not
+    copied, as they would be to make one array.
+    """
+    if not isinstance(leaf, jax.Array):
+        return [(0, np.asarray(leaf))]
+    return [
+        (shard.index[0].start or 0, np.asarray(shard.data))
+        for shard in leaf.addressable_shards
+    ]
 
 
 def _pad(index: NDArray[np.int64], row_count: int) -> NDArray[np.int64]:

@@ -57,8 +57,9 @@ class Callback:
 
 
 class UntilConverged(Callback):
-    """Stops when the mean validation loss over clients stands still
-    (`fedtailor.statistics.decision.movement` states the rule).
+    """Stops when the mean validation loss over clients stands still, or rises while the
+    measure that the run is judged by does not improve either, which is overfitting
+    (`fedtailor.statistics.decision.movement` states the rule for both).
 
     A run without validation data is not stopped.
 
@@ -83,14 +84,21 @@ class UntilConverged(Callback):
 
     @staticmethod
     def holds(training: Training) -> bool:
-        """Whether the loss stands still, by all evaluations of a training so far."""
+        """Whether nothing is left to gain, by all evaluations of a training so far."""
         # Imported here because it needs polars, and clients of federations of machines,
         # which import this package, do not.
-        from fedtailor.statistics.decision import stands_still
+        from fedtailor.statistics.decision import movement
 
         # It is computed from all evaluations, not kept as a state, so that a resumed run
         # stops in the same round as an uninterrupted one.
-        return stands_still(*training.metrics.curve(Loss.name, "val"))
+        moves = movement(*training.metrics.curve(Loss.name, "val"))
+        if moves != "rising":
+            return moves == "still"
+        # A network's loss may rise because it becomes too sure, while it still learns.
+        metric = training.metric
+        rounds, scores = training.metrics.curve(metric.name, "val")
+        costs = -scores if metric.higher_is_better else scores
+        return movement(rounds, costs) != "falling"
 
 
 class UntilScore(Callback):

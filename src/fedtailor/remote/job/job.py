@@ -665,7 +665,7 @@ def _algorithm(table: Mapping[str, Any]) -> Algorithm:
         raise ConfigError(
             ("method", "use"),
             "no machine runs a file that a job names; install the method as a package"
-            f" with an entry point{see('deploy-a-method')}",
+            f" with an entry point{see('write-an-algorithm#deploy-your-method')}",
         )
     try:
         method = find_algorithm(name)

@@ -31,7 +31,7 @@ help:
 demo: $(VENV)/.installed
 	$(BIN)/fedtailor demo
 
-federation-demo: $(VENV)/.installed-flower
+federation-demo: $(VENV)/.installed-federation
 	$(BIN)/python -m fedtailor.remote.demo
 
 # Marks are in pyproject.toml; tests/conftest.py gives `quick` to every test that has no reason to be left out.

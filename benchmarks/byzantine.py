@@ -7,7 +7,7 @@ and attack: the mean test accuracy of the honest clients' personal models over s
 a 95 % interval over seeds, and for back doors the share of honest clients' marked examples
 that get the attacker's label. Results go to a CSV file, which a second call completes:
 measured/byzantine.csv by default, which has all of them; give `--out new.csv` to measure anew.
-`RECORD=1 python benchmarks/byzantine.py --write` makes the tables of docs/byzantine-measured.md,
+`RECORD=1 python benchmarks/byzantine.py --write` makes the tables of docs/byzantine.md,
 which `python benchmarks/speed_tables.py --write` puts there.
 """
 
@@ -204,7 +204,7 @@ def change(results: Results, method: str, rule: str, attack: str) -> str:
 
 
 def write_tables(results: Results, command: str) -> None:
-    """The tables for docs/byzantine-measured.md, in benchmarks/measured."""
+    """The tables for docs/byzantine.md, in benchmarks/measured."""
     alone = Table(
         "method", "no attack, %", *[name for name in ATTACKS if name != "none"]
     )

@@ -13,7 +13,7 @@ apple/pfl-research, which has a process with one thread on each of two cores (on
 alone takes 1.8 times as long). Both take turns of a few rounds; evaluation (the server's
 model on all test images, at the end) is not timed. RECORD=1 writes
 measured/pfl_cifar10.json or measured/pfl_cifar10_parts.json, from which
-docs/speed-frameworks.md has its tables.
+docs/speed.md has its tables.
 """
 
 import argparse

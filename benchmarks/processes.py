@@ -7,7 +7,7 @@ The examples are random numbers in a file, from which each process reads what it
 Aggregation is canonical; the benchmark stops if the evaluations differ by a bit. What a
 process needs beside data and states (Python, JAX, compiled programs, the messages of a
 round) is measured with few clients that have few examples, and taken off.
-RECORD=1 writes measured/processes.json, from which docs/cluster.md has its table.
+RECORD=1 writes measured/processes.json, from which docs/experiments.md has its table.
 """
 
 import argparse

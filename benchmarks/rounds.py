@@ -145,9 +145,13 @@ def start(cell: Cell, lr: float = LR) -> Training:
     )
 
 
-def disagreement(cell: Cell) -> float:
+def disagreement(cell: Cell, device: str = "cpu") -> float:
     """How far the loop's model is from ours after one round from one start over the
     same batches, by the way moved.
+
+    Args:
+        cell: what is trained.
+        device: where the loop trains.
 
     Raises:
         SystemExit: they do not agree.
@@ -157,9 +161,8 @@ def disagreement(cell: Cell) -> float:
     training.advance()
     ours = to_torch(cell, np.asarray(training.server.model[0]))
     orders = batch_orders(cell, training)
-    theirs = Loop(cell, range(len(cell.sizes)), CAREFUL_LR).round(
-        before, orders.__getitem__
-    )
+    loop = Loop(cell, range(len(cell.sizes)), CAREFUL_LR, device)
+    theirs = loop.round(before.to(device), orders.__getitem__).cpu()
     difference = float((ours - theirs).norm() / (theirs - before).norm())
     if not difference < TOLERANCE:
         raise SystemExit(

@@ -1,4 +1,4 @@
-"""The tables of docs/speed*.md, docs/cluster.md and docs/byzantine-measured.md from benchmarks/measured.
+"""The tables of docs/speed.md, experiments.md and byzantine.md from benchmarks/measured.
 
 python benchmarks/speed_tables.py --write    write them into the pages
 python benchmarks/speed_tables.py            say whether they are up to date
@@ -43,9 +43,8 @@ def written(page: str) -> str:
 
 
 def pages() -> list[Path]:
-    """The pages about speed, about several processes, and about clients that lie."""
-    others = ("cluster.md", "byzantine-measured.md")
-    return [*sorted(DOCS.glob("speed*.md")), *(DOCS / name for name in others)]
+    """The pages about speed, about several processes, and about Byzantine clients."""
+    return [DOCS / name for name in ("speed.md", "experiments.md", "byzantine.md")]
 
 
 def main() -> int:

@@ -3,7 +3,7 @@ conversions compute what PyTorch computes.
 
 python benchmarks/torch_modules.py                    all of them (an hour on two cores)
 python benchmarks/torch_modules.py bert "u-net"       those whose names contain a word
-python benchmarks/torch_modules.py --table table.md   also write the table of docs/models-pytorch.md
+python benchmarks/torch_modules.py --table table.md   also write the table of docs/models.md
 
 Compared in double precision, dropout and noise off: outputs in evaluation mode, gradients
 in training mode, and all parameters and buffers after three steps of SGD with momentum in

@@ -5,7 +5,7 @@ over TLS. The coordinator sees sums over clients only (secure aggregation), and 
 client writes down what it allows and what has left it. These are the steps that
 machines in different hospitals take; here all of them are on this one.
 
-It needs the extra `flower`, and takes about a minute.
+It needs the extra `federation`, and takes about a minute.
 """
 
 import importlib.util
@@ -18,10 +18,10 @@ import matplotlib.pyplot as plt
 import numpy as np
 import polars as pl
 
-from fedtailor.remote.flower.processes import free_port, stop
+from fedtailor.remote.demo import free_port, stop
 
-if importlib.util.find_spec("flwr") is None:
-    sys.exit("skipped: pip install 'fedtailor[flower]'")
+if importlib.util.find_spec("httpx") is None:
+    sys.exit("skipped: pip install 'fedtailor[federation]'")
 
 FEDTAILOR = [sys.executable, "-m", "fedtailor", "federation"]
 CLIENTS = ("north", "east", "south", "west")

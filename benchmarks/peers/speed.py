@@ -11,7 +11,7 @@ python benchmarks/peers/speed.py --library pfllib PYTHON CHECKOUT \
     --library fluke_fl PYTHON - --turns 3
 
 PYTHON is the interpreter of an environment that has the library; "-" stands for no
-checkout. RECORD=1 writes measured/peers.json, from which docs/speed-frameworks.md has its
+checkout. RECORD=1 writes measured/peers.json, from which docs/speed.md has its
 table.
 """
 

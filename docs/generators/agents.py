@@ -83,8 +83,9 @@ def llms() -> str:
 - [Scripts and agents](generated/agents.html): exit codes, `--json`, schemas
 - [Commands](generated/commands.html): every option
 - [Names in Python](generated/api/index.html)
-- [Which method](which-method.html)
-- [Limits](limits.html)
+- [Which method](which-method.html), and [all methods](methods.html) by what they share
+- [A first experiment](first-experiment.html): a method, a network and data of one's own
+- [What sharing can and cannot do](limits.html)
 
 ## Commands
 

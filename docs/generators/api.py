@@ -23,6 +23,7 @@ PACKAGES = {
     "statistics.decision": "Intervals, tests, and who gains from sharing.",
     "deployment": "Trained runs in use: predict, export, enrol, unlearn, model cards.",
     "engine.storage": "Run directories and exported models.",
+    "remote": "Federations of machines: what the commands `serve` and `join` do.",
     "lab.trackers": "Runs in MLflow, TensorBoard and Weights & Biases.",
     "engine.executors": "Who trains the clients: devices, and settings for them.",
     "aggregation": "Means of models, clusters and weights, for authors of methods.",

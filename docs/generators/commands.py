@@ -24,7 +24,7 @@ VARIANTS: dict[str, list[list[str]]] = {
 NOTES = {
     "run": (
         "The options are those of the run, the hyper-parameters of the method"
-        " ([methods](methods/index.md)) and the sizes of the scenario."
+        " ([methods](../methods.md)) and the sizes of the scenario."
         f" Here: `fedtailor run {' '.join(EXAMPLE_RUN)}`."
     ),
 }

@@ -26,6 +26,7 @@ ORDER = (
     "shakespeare_transformer",
     "wearables",
     "five_processes",
+    "own_service",
 )
 """The examples in the order of the gallery; others come last."""
 

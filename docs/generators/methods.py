@@ -1,13 +1,16 @@
 """A page for each method, of what the method and the suite say of it."""
 
 import inspect
+import json
 import re
 from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
 
 import fedtailor.algorithms
 from conformance.examples import OPT_OUTS
 from fedtailor._base.field_docs import doc_without_fields
-from fedtailor.cli.commands.algorithms import GROUPS, LEGEND, ORDER, fact_of, group
+from fedtailor.cli.commands.algorithms import GROUPS, ORDER, fact_of, group
 from fedtailor.cli.hyper import parameters
 from fedtailor.protocol import Algorithm
 from fedtailor.testing import CHECKS
@@ -33,6 +36,25 @@ SEES = {
     "models": "each client's model or gradient",
     "data": "examples of clients, or a summary of each client's inputs",
 }
+COLUMNS = {
+    "nothing": "the server sees nothing",
+    "sums": "sums over clients",
+    "sums, numbers": "sums, and a number or two of each client",
+    "models": "each client's model",
+    "data": "examples, or summaries of inputs",
+}
+"""What the server sees -> the column of the overview."""
+SUITS = {
+    "nothing": "clients do not need each other's models, or their networks differ",
+    "a part": "clients share one part of the task, such as its features, and differ in the rest",
+    "one model": "clients resemble each other enough for one common model",
+    "one of several": "clients form groups, or differ by degrees, and nobody knows how",
+    "several": "each client is a mixture of a few kinds, or should choose among models",
+}
+"""What a client receives -> of which clients that makes sense."""
+ROUND_TIMES = Path(__file__).parents[2] / "benchmarks" / "measured" / "algorithms.json"
+CHEAP, DEAR = 1.25, 1.75
+"""Times FedAvg's, up to which and from which a round is called cheap and dear."""
 WORDS = re.compile(
     r"\b(?:the|a|their|this) papers?\b|\bpaper's\b|\breleased code\b"
     r"|\bthis implementation\b|\bnot in the papers?\b",
@@ -67,43 +89,43 @@ def registered() -> dict[str, type[Algorithm]]:
 
 def pages() -> dict[str, str]:
     """Name of a page -> its text."""
-    found = {
+    return {
         f"methods/{name}": page(name, method) for name, method in registered().items()
     }
-    return found | {"methods/index": overview()}
 
 
 def overview() -> str:
-    """All methods in a table for each group, with links to their pages."""
-    lines = [
-        "# All methods",
-        "",
-        (
-            "*For whom: you know what may travel and what must stay, and look for the"
-            " methods that keep to it.* [The methods](../../methods.md) explains the"
-            " columns and helps to choose."
-        ),
-        "",
-    ]
-    for heading in GROUPS["travels"]:
-        rows = [
-            (
-                f"[{name}]({name}.md)",
-                _source(method),
-                *(fact_of(method.about, fact) or "nothing" for fact in FACTS),
-            )
-            for name, method in registered().items()
-            if group(method.about, "travels") == heading
-        ]
-        lines += [
-            f"## A client receives: {heading}",
-            "",
-            table(["method", "source", *FACTS], rows),
-        ]
-    lines += ["", *(f"{escaped(text)}\n" for text in LEGEND[:1])]
-    names = "\n".join(registered())
-    lines += [f"```{{toctree}}\n:hidden:\n:titlesonly:\n\n{names}\n```", ""]
-    return "\n".join(lines)
+    """What docs/methods.md shows of all methods: what a client receives against what the
+    server sees, and the papers. `PYTHONPATH=docs:src:tests python -m generators.methods`
+    prints it.
+    """
+    known = registered()
+    rows = []
+    for received in GROUPS["travels"]:
+        row = [f"**{received}**"]
+        for seen in GROUPS["sees"]:
+            found = [
+                _link(name, italic=group(method.about, "keeps") == "something")
+                for name, method in known.items()
+                if method.about.models_received == received
+                and method.about.server_sees == seen
+            ]
+            row.append(", ".join(found))
+        rows.append(row)
+    papers = [(_link(name), _source(known[name]) or "-") for name in sorted(known)]
+    return f""":::{{container}} matrix
+
+{table(["a client receives", *COLUMNS.values()], rows)}
+:::
+
+## By paper
+
+{table(["method", "source"], papers)}"""
+
+
+def _link(name: str, italic: bool = False) -> str:
+    mark = "*" if italic else ""
+    return f"{mark}[{name}](generated/methods/{name}.md){mark}"
 
 
 def page(name: str, method: type[Algorithm]) -> str:
@@ -115,6 +137,8 @@ def page(name: str, method: type[Algorithm]) -> str:
         paragraphs(doc_without_fields(method)),
         "## Use it",
         example(name, method),
+        "## When to use it",
+        _when(name, method),
         "## What travels and what stays",
         _facts(method),
         "## Hyper-parameters",
@@ -168,6 +192,62 @@ def _facts(method: type[Algorithm]) -> str:
         "With default settings. Counts are of models; the ledger of a run counts bytes.\n\n"
         + table(["", ""], rows)
     )
+
+
+def _when(name: str, method: type[Algorithm]) -> str:
+    """Which clients a method suits, and what speaks against it, from its facts."""
+    about, times = method.about, _times_fedavgs()
+    good, bad = [SUITS[about.models_received]], []
+    if about.client_keeps != "nothing" and about.models_received != "nothing":
+        good.append(
+            f"each client can keep {escaped(about.client_keeps)} between rounds"
+        )
+        bad.append("clients rarely take part twice, or must keep nothing")
+    elif about.models_received != "nothing":
+        good.append("clients come and go, since they keep nothing between rounds")
+    if about.server_sees == "nothing":
+        good.append("nothing may leave a client")
+    elif about.server_sees == "sums":
+        good.append(
+            "the server may see sums only"
+            " ([secure aggregation](../../secure-aggregation.md))"
+        )
+    else:
+        reason = f"the server must not see {SEES[about.server_sees]}"
+        if about.sums_if:
+            reason += f" (it needs sums only if {escaped(about.sums_if)})"
+        bad.append(reason)
+    if about.in_common != "the network" and name != "local":
+        good.append(
+            "networks differ between clients: what they have in common is"
+            f" {about.in_common} ([how](../../networks.md))"
+        )
+    if about.models_received == "several":
+        bad.append("the downlink is slow: several models travel in each round")
+    if about.validation:
+        bad.append("clients have no validation rows, with which this method decides")
+    if name in times and times[name] >= DEAR:
+        bad.append(
+            f"computing is scarce: a round took {times[name]:.1f} times as long as"
+            " FedAvg's ([measured](../../speed.md#methods))"
+        )
+    elif name in times and times[name] <= CHEAP and name != "fedavg":
+        good.append(
+            "rounds must be short: one took"
+            f" {times[name]:.2f} times as long as FedAvg's"
+            " ([measured](../../speed.md#methods))"
+        )
+    parts = ["Use it when", _bullets(good)]
+    if bad:
+        parts += ["Take another when", _bullets(bad)]
+    return "\n\n".join(parts)
+
+
+@cache
+def _times_fedavgs() -> dict[str, float]:
+    """Method -> the time of a round, measured, over FedAvg's in the same turns."""
+    rows = json.loads(ROUND_TIMES.read_text())["rows"]
+    return {row[0]: float(row[2]) for row in rows}
 
 
 def _parameters(method: type[Algorithm]) -> str:
@@ -289,3 +369,7 @@ def _figures(name: str) -> list[str]:
 
 def _bullets(items: Iterable[str]) -> str:
     return "\n".join(f"* {item}" for item in items)
+
+
+if __name__ == "__main__":
+    print(overview(), end="")

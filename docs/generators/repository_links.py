@@ -20,23 +20,6 @@ LINK = re.compile(r"\[([^][]+)\]\(((?:\.\./)+[^)\s]+|docs/[^)\s]+)\)")
 def rewrite(app, page: str, source: list[str]) -> None:
     """Sphinx's event `source-read`: changes links that lead out of docs/."""
     source[0] = rewritten(source[0], page)
-    if page == "index":
-        source[0] += unlisted(source[0])
-
-
-def unlisted(index: str) -> str:
-    """A table of contents of pages that the index does not name, so that all can be
-    reached.
-    """
-    names = {
-        path.relative_to(DOCS).with_suffix("").as_posix()
-        for folder in (DOCS, DOCS / "reproduction")
-        for path in folder.glob("*.md")
-    }
-    missing = sorted(names - {"index", *index.split()})
-    lines = "\n".join(missing)
-    caption = "```{toctree}\n:caption: More\n:maxdepth: 1\n:hidden:\n\n"
-    return f"\n{caption}{lines}\n```\n" if missing else ""
 
 
 def rewritten(text: str, page: str) -> str:

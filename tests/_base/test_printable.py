@@ -123,16 +123,16 @@ def test_every_log_of_a_federation_goes_through_the_cleaner():
     import inspect
 
     from fedtailor.remote import service
-    from fedtailor.remote.flower import client as flower_client
-    from fedtailor.remote.flower import server as flower_server
+    from fedtailor.remote.https import client, port, server
 
     functions = [
         service.connected,
         service.wait_for_clients,
         service.agree_on_preprocessing,
         service.join,
-        flower_client.answer_messages,
-        flower_server.GridTransport,
+        client.answer_messages,
+        port.open_port,
+        server.serve_messages,
     ]
     for function in functions:
         assert inspect.signature(function).parameters["log"].default is printable.say

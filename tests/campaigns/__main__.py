@@ -21,7 +21,6 @@ import conftest  # noqa: F401 (the settings of a test process, before JAX is imp
 from campaigns.choosing import Choosing
 from campaigns.client_process import ClientProcess
 from campaigns.faults import FAULTS, Faults
-from campaigns.flower_messages import FlowerMessages
 from campaigns.hostile_client import HostileClient
 from campaigns.hostile_coordinator import HostileCoordinator
 from campaigns.inputs import INPUTS, Inputs
@@ -42,8 +41,6 @@ FEDERATION = (
     "chosen_models",
     "chosen_descriptions",
     "without_one",
-    "flower_coordinator",
-    "flower_client",
     "doubled",
     "other_rows",
     "stopped",
@@ -52,7 +49,7 @@ FEDERATION = (
     "client_process",
     "open_port",
 )
-"""Tries of a federation of machines; they need the extra flower."""
+"""Tries of a federation of machines; they need the extra federation."""
 
 KINDS = (*FAULTS, *INPUTS, *FEDERATION)
 
@@ -61,8 +58,6 @@ OF_ONE_SEED = {
     "chosen_trees": 5,
     "chosen_models": 3,
     "chosen_descriptions": 3,
-    "flower_coordinator": 10,
-    "flower_client": 50,
     "client_process": 3,
     "open_port": 3,
 }
@@ -116,10 +111,6 @@ class Tries:
     def port(self) -> OpenPort:
         return OpenPort(self._folder / "port")
 
-    @cached_property
-    def flower(self) -> FlowerMessages:
-        return FlowerMessages(self._folder / "flower")
-
     def of(self, kind: str) -> Any:
         """What has a function of this name."""
         names = {
@@ -133,8 +124,6 @@ class Tries:
             "stopped_process": "unsteady",
             "cloned": "unsteady",
             "open_port": "port",
-            "flower_coordinator": "flower",
-            "flower_client": "flower",
         }
         in_federation = names.get(kind, "coordinator")
         return getattr(self, in_federation if kind in FEDERATION else "faults")

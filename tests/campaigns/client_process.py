@@ -11,11 +11,14 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from fedtailor.remote.client.client import responder_of
 from fedtailor.remote.client.store import ClientStore
 from fedtailor.remote.keys.kit import read_kit
+
+if TYPE_CHECKING:
+    from fedtailor.remote.https.client import Message
 
 MOST_MEMORY = 24 * 2**30
 """Bytes of addresses that the process may ask for."""
@@ -156,64 +159,41 @@ def _read(stream: IO[bytes]) -> bytes | None:
     return body if len(body) == int.from_bytes(head, "big") else None
 
 
-class _Content:
-    """What `fedtailor.remote.flower.common.unwrap` reads of a message of Flower."""
-
-    def __init__(self, body: bytes) -> None:
-        from fedtailor.remote.flower.common import wrap
-
-        self.content = wrap(body)
-
-    def has_error(self) -> bool:
-        return False
-
-    def has_content(self) -> bool:
-        return True
-
-
 class _Pipe:
-    """In place of `FleetConnection`."""
+    """In place of the `Connection` of a client."""
 
     def __init__(self, *_: Any) -> None:
-        self.address, self.node_id = "a pipe", 1
+        self.address = "a pipe"
         self._in, self._out = sys.stdin.buffer, _ANSWERS
-        self._waiting = False
 
-    def activate(self, previous: int | None = None) -> int:
-        return 1
+    def next(self, after: str) -> "Message":
+        from fedtailor.remote.https.client import Message
 
-    def heartbeat(self) -> None:
-        pass
-
-    def pull(self) -> _Content:
-        if self._waiting:
-            _write(self._out, NO_ANSWER)
         while True:
             body = _read(self._in)
             if body is None:
                 os._exit(0)
             if not body.startswith(DISK):
-                self._waiting = True
-                return _Content(body)
+                return Message("0", body)
             size = int(body[len(DISK) :])
             limit = resource.RLIM_INFINITY if size < 0 else size
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
             _write(self._out, NO_ANSWER)
 
-    def push(self, message: _Content, body: bytes) -> None:
-        self._waiting = False
+    def answer(self, number: str, body: bytes) -> bool:
         _write(self._out, body)
+        return True
 
     def close(self) -> None:
         pass
 
 
 def _main() -> None:
-    from fedtailor.remote.flower import client as flower_client
+    from fedtailor.remote.https import client
     from fedtailor.remote.service import join
 
     resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
-    flower_client.FleetConnection = _Pipe  # type: ignore[misc,assignment]
+    client.Connection = _Pipe  # type: ignore[misc,assignment]
     join(read_kit(Path(sys.argv[1])), Path(sys.argv[2]))
 
 

@@ -10,7 +10,6 @@ from campaigns.choosing import Choosing
 from campaigns.client_process import ClientProcess
 from campaigns.faults import FAULTS, Faults
 from campaigns.file_events import Steps, watching
-from campaigns.flower_messages import FlowerMessages
 from campaigns.grammar import Message
 from campaigns.hostile_client import HostileClient
 from campaigns.hostile_coordinator import HostileCoordinator
@@ -21,8 +20,6 @@ from campaigns.small_run import start
 from campaigns.unsteady import Unsteady
 from fedtailor.remote.client.boosting import BoostingClient
 from fedtailor.remote.client.store import ClientStore
-from fedtailor.remote.flower import bounded_http
-from fedtailor.remote.flower import server as flower_server
 from fedtailor.remote.wire import messages
 
 TRIES = {
@@ -94,7 +91,7 @@ def test_changes_of_files_are_counted_and_fail(tmp_path):
 @pytest.fixture(scope="module")
 def marked(tmp_path_factory):
     """A federation with marked tables, and clients in this process."""
-    pytest.importorskip("cryptography", reason="keys need the extra flower")
+    pytest.importorskip("cryptography", reason="keys need the extra federation")
     jobs = ("fedavg", "pooled")
     made = HostileCoordinator(tmp_path_factory.mktemp("marked") / "h", jobs)
     yield made
@@ -116,7 +113,7 @@ def test_a_hostile_coordinator_is_answered_and_refused(marked):
 
 @pytest.fixture(scope="module")
 def choosing(tmp_path_factory):
-    pytest.importorskip("cryptography", reason="keys need the extra flower")
+    pytest.importorskip("cryptography", reason="keys need the extra federation")
     return Choosing(tmp_path_factory.mktemp("choosing") / "c")
 
 
@@ -172,57 +169,16 @@ def test_a_campaign_notices_what_leaves(marked, monkeypatch):
 
 
 def test_a_hostile_client(tmp_path):
-    pytest.importorskip("cryptography", reason="keys need the extra flower")
+    pytest.importorskip("cryptography", reason="keys need the extra federation")
     made = HostileClient(tmp_path / "h", ("fedavg",))
     for number in range(3):
         made.hostile_client(np.random.default_rng(number))
     assert made.answers > 10
 
 
-@pytest.fixture
-def flower_messages(tmp_path):
-    pytest.importorskip("flwr", reason="needs Flower (extra flower)")
-    return FlowerMessages(tmp_path / "f")
-
-
-@pytest.mark.parametrize(
-    ("kind", "count"), [("flower_coordinator", 5), ("flower_client", 50)]
-)
-def test_hostile_messages_of_flower(flower_messages, kind, count):
-    rng = np.random.default_rng(0)
-    for _ in range(count):
-        getattr(flower_messages, kind)(rng)
-
-
-def test_a_campaign_notices_a_client_that_is_led_elsewhere(
-    flower_messages, monkeypatch
-):
-    """Flower's connection as it is."""
-
-    def unbounded(client):
-        client._transport = bounded_http.BoundedTransport(
-            client._transport, bounded_http.Budget(2**40)
-        )
-        return bounded_http.Budget(2**40)
-
-    monkeypatch.setattr(bounded_http, "bound_connection", unbounded)
-    with pytest.raises(AssertionError, match=r"the client asked|it read"):
-        for number in range(10):
-            flower_messages.flower_coordinator(np.random.default_rng(number))
-
-
-def test_a_campaign_notices_an_answer_that_ends_a_coordinator(
-    flower_messages, monkeypatch
-):
-    monkeypatch.setattr(flower_server, "MalformedReply", KeyboardInterrupt)
-    with pytest.raises(AssertionError, match="the coordinator ended: MalformedReply"):
-        for number in range(30):
-            flower_messages.flower_client(np.random.default_rng(number))
-
-
 @pytest.fixture(scope="module")
 def unsteady(tmp_path_factory):
-    pytest.importorskip("cryptography", reason="keys need the extra flower")
+    pytest.importorskip("cryptography", reason="keys need the extra federation")
     return Unsteady(tmp_path_factory.mktemp("unsteady") / "u", ("ditto",))
 
 

@@ -38,7 +38,7 @@ def test_the_demo_in_miniature(tmp_path, capsys, monkeypatch):
     assert {path: path.read_bytes() for path in before} == before
 
 
-PAGE = Path(__file__).parents[2] / "docs" / "demo.md"
+PAGE = Path(__file__).parents[2] / "docs" / "first-experiment.md"
 TWO_METHODS = """
 import json, pathlib, sys
 from fedtailor.cli.commands import demo

@@ -34,7 +34,7 @@ def failing(monkeypatch, error):
         (ValueError("lr is 0;\n it must be above 0"), 2, "lr is 0; it must be above 0"),
         (ValueError(), 2, "ValueError (test_failures.py, line "),
         (ZeroDivisionError("division by zero"), 2, "division by zero"),
-        (MachineFailed("the SuperLink ended"), 1, "fedtailor: the SuperLink ended\n"),
+        (MachineFailed("the port is closed"), 1, "fedtailor: the port is closed\n"),
         (
             PermissionError(errno.EACCES, "Permission denied", "x.csv"),
             2,

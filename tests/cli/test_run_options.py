@@ -1,5 +1,7 @@
 """Options of `fedtailor run` that stand for models, and options that are given twice."""
 
+import json
+
 import pytest
 
 from fedtailor.cli import main
@@ -50,3 +52,17 @@ def test_an_option_given_twice_is_refused(capsys):
     twice = ["--metrics", "roc_auc", "--rounds", "1", "--metrics", "f1_macro"]
     assert main(["run", "fedavg", "digits-rotated", *twice]) == 2
     assert "--metrics is given twice; give it once, with all" in capsys.readouterr().err
+
+
+def test_a_plan_says_what_a_round_needs_and_trains_nothing(capsys, tmp_path):
+    options = ["--clients", "4", "--plan", "--out", str(tmp_path / "run")]
+    assert main(["run", "ditto", "digits-rotated", *options, "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    parts = ("streams", "states", "training", "answers")
+    assert plan["total"] == sum(plan[part] for part in parts)
+    # Four models of clients before the round, and four after it.
+    assert plan["states"] == 8 * plan["model"]
+    assert plan["are_sums"]
+    assert main(["run", "ditto", "digits-rotated", *options]) == 0
+    assert "a round needs, beside data and program" in capsys.readouterr().out
+    assert not (tmp_path / "run").exists()

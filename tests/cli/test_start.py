@@ -11,7 +11,7 @@ from fedtailor.protocol import Algorithm
 
 HEAVY = (
     *("jax", "jaxlib", "flax", "equinox", "optax", "numpy", "scipy", "polars"),
-    *("pydantic", "sklearn", "matplotlib", "rich", "tyro", "flwr", "torch"),
+    *("pydantic", "sklearn", "matplotlib", "rich", "tyro", "httpx", "flwr", "torch"),
 )
 PROGRAM = (
     "import sys; from fedtailor.cli import main; code = main(sys.argv[1:]);"

@@ -23,7 +23,7 @@ def main() -> int:
     parser.add_argument(
         "--processes",
         action="store_true",
-        help="real processes over TLS (needs the extra flower)",
+        help="real processes over TLS (needs the extra federation)",
     )
     parser.add_argument(
         "--out",

@@ -1,4 +1,4 @@
-"""Kills of real processes: a coordinator with its SuperLink, and four clients, over TLS
+"""Kills of real processes: a coordinator and four clients, over TLS
 on this machine.
 """
 
@@ -10,7 +10,7 @@ import polars as pl
 
 from fedtailor.engine.storage.run_directory import MANIFEST, METRICS
 from fedtailor.remote import demo
-from fedtailor.remote.flower.processes import stop
+from fedtailor.remote.demo import stop
 
 METHOD = '[method]\nuse = "ditto"\nsgd = { lr = 0.05, epochs = 1, batch_size = 32 }\n'
 KEYS = ["round", "client", "split", "metric"]

@@ -41,7 +41,7 @@ def test_a_trial_notices_what_is_lost(trials, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.nightly
 @pytest.mark.skipif(
-    "FEDTAILOR_PROCESS_TESTS" not in os.environ or find_spec("flwr") is None,
+    "FEDTAILOR_PROCESS_TESTS" not in os.environ or find_spec("httpx") is None,
     reason=(
         "starts servers and clients as processes for minutes: FEDTAILOR_PROCESS_TESTS=1"
         " asks for it"

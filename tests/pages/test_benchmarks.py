@@ -72,6 +72,8 @@ def test_every_table_of_numbers_about_speed_comes_from_a_file(speed_tables):
             text,
             flags=re.S,
         )
+        if page.name != "speed.md":  # its other parts are about other things
+            outside = outside[text.index("<!-- measured") :]
         headers = re.findall(r"^(\|.*)\n\|[-:| ]+\|$", outside, re.MULTILINE)
         assert set(headers) <= {
             "| command | question |",

@@ -17,7 +17,6 @@ import pytest
 import fedtailor
 import fedtailor as ft
 from conformance.examples import OPT_OUTS, opt_outs_table
-from conformance.methods import methods_table
 from fedtailor.models.metrics import Metric
 from fedtailor.protocol import Algorithm
 from fedtailor.testing import CHECKS
@@ -29,25 +28,23 @@ PAGES = {
 }
 RUN = {
     "boosting.md": 1,
-    "mixed-models.md": 1,
     "README.md": 1,
     "index.md": 1,
-    "diagnose.md": 1,
     "own-data.md": 4,
     "partition-data.md": 4,
     "write-an-algorithm.md": 2,
-    "cluster.md": 2,
     "asynchronous.md": 1,
     "byzantine.md": 1,
     "networks.md": 2,
-    "models.md": 4,
+    "models.md": 7,
     "models-in-use.md": 1,
-    "models-pytorch.md": 1,
-    "models-trained.md": 2,
-    "regression.md": 1,
+    "regression.md": 2,
+    "which-method.md": 1,
+    "experiments.md": 2,
+    "first-experiment.md": 3,
     "series.md": 1,
     "survival.md": 1,
-    "theory.md": 1,
+    "limits.md": 1,
 }
 """Page -> how many blocks of Python the tests below run. A page that gains one is to be
 run, too.
@@ -67,12 +64,12 @@ def blocks(page, language="python"):
     )
 
 
-def execute(page, namespace=None):
-    """Run a page's blocks one after another, as a reader would, in the current
-    directory.
+def execute(page, namespace=None, first=0, end=None):
+    """Run a page's blocks, or those from `first` to before `end`, one after another, as
+    a reader would, in the current directory.
     """
     names = {"__name__": "docs"} | (namespace or {})
-    for block in blocks(page):
+    for block in blocks(page)[first:end]:
         exec(compile(block, page, "exec"), names)
     return names
 
@@ -88,6 +85,10 @@ def section(page, name):
 
 def test_every_block_of_python_is_run():
     assert {page: len(blocks(page)) for page in PAGES if blocks(page)} == RUN
+
+
+PARTS, TRAINED = 2, 5
+"""The blocks of models.md that need PyTorch are those from PARTS to before TRAINED."""
 
 
 @pytest.mark.slow
@@ -122,12 +123,12 @@ def test_the_readme_fits_on_two_screens():
 
 
 def test_theory(capsys):
-    execute("theory.md")
-    assert capsys.readouterr().out == blocks("theory.md", "text")[0]
+    execute("limits.md")
+    assert capsys.readouterr().out == blocks("limits.md", "text")[0]
 
 
 def test_regression(capsys):
-    execute("regression.md")
+    execute("regression.md", end=1)
     assert capsys.readouterr().out == blocks("regression.md", "text")[1]
 
 
@@ -163,7 +164,7 @@ def test_survival(capsys):
 
 def test_models_that_come_trained(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    found = execute("models-trained.md")
+    found = execute("models.md", first=TRAINED)
     whole = found["whole"]
     x = found["digits"].client(0).test.x
     own = found["run"].personal(0)
@@ -232,6 +233,34 @@ def test_write_an_algorithm(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out == blocks("write-an-algorithm.md", "text")[-1]
 
 
+@pytest.mark.slow
+def test_the_first_experiment(tmp_path, monkeypatch, capsys):
+    """Accuracies move with the machine."""
+    from fedtailor.cli import main
+
+    page = "first-experiment.md"
+    monkeypatch.chdir(tmp_path)
+    files = ("blend.py", "net.py", "data.py", "mine.toml")
+    written = [*blocks(page), *blocks(page, "toml")]
+    for name, text in zip(files, written, strict=True):
+        Path(name).write_text(text)
+    exec(compile(Path("data.py").read_text(), "data.py", "exec"), {})
+    try:
+        assert main(["compare", "mine.toml", "--details"]) == 0
+        assert main(["report", "fedtailor-results", "mine", "--format", "latex"]) == 0
+    finally:
+        Algorithm.registry.pop("blend", None)
+    printed, shown = capsys.readouterr().out, blocks(page, "text")[0]
+    for row in re.findall(r"^(?:Local|FedAvg|Ditto|Blend) +\d.*", shown, re.MULTILINE):
+        name, mean = row.split()[:2]
+        found = re.search(rf"^{name} +([\d.]+)", printed, re.MULTILINE)
+        assert float(found[1]) == pytest.approx(float(mean), abs=4)
+    (tex,) = blocks(page, "latex")
+    assert set(re.findall(r"^\w+ &", tex, re.M)) <= set(
+        re.findall(r"^\w+ &", printed, re.M)
+    )
+
+
 def test_partition_data(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     names = {}
@@ -245,13 +274,9 @@ def test_partition_data(tmp_path, monkeypatch, capsys):
 
 
 def test_diagnose(capsys):
-    (block,) = blocks("diagnose.md")
+    (block,) = blocks("which-method.md")
     exec(block, {})
     assert len(capsys.readouterr().out.splitlines()) > 5
-
-
-PARTS = 2
-"""Blocks of models.md that need no PyTorch."""
 
 
 def test_parts_of_models(capsys):
@@ -267,12 +292,11 @@ def test_pytorch_modules(tmp_path, monkeypatch, capsys):
     pytest.importorskip("torch", reason="PyTorch (the extra `torch`) is not installed")
     monkeypatch.chdir(tmp_path)
     names = {"ft": fedtailor, "federation": fedtailor.scenarios.digits_rotated(seed=0)}
-    both = [*blocks("models.md")[PARTS:], *blocks("models-pytorch.md")]
-    for number, block in enumerate(both):
+    for number, block in enumerate(blocks("models.md")[PARTS:TRAINED]):
         exec(compile(block, "models.md", "exec"), names)
         if number == 1:  # the client's model that goes back
             names["converted"] = names["own"].model, jnp.asarray(names["own"].predictor)
-    shown = [*blocks("models.md", "text")[PARTS:], *blocks("models-pytorch.md", "text")]
+    shown = blocks("models.md", "text")[2:3]
     assert capsys.readouterr().out == "".join(shown)
     reader, images = names["SteadyReader"](), names["images"]
     reader.load_state_dict(names["load_file"]("reader-3.safetensors"))
@@ -292,7 +316,7 @@ def test_cluster(tmp_path):
     """With one process, which is the address's own machine; what several do has tests
     of its own.
     """
-    script, share = blocks("cluster.md")
+    script, share = blocks("experiments.md")
     (tmp_path / "train.py").write_text(script)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -325,12 +349,6 @@ def test_toml(page):
 def test_the_table_of_exemptions_is_the_suites():
     assert section("conformance.md", "exemptions") == opt_outs_table(), (
         "python -m conformance.examples prints it"
-    )
-
-
-def test_the_table_of_methods_is_what_they_say():
-    assert section("methods.md", "methods") == methods_table(), (
-        "python -m conformance.methods prints it"
     )
 
 
@@ -404,7 +422,6 @@ def test_trees_and_mixed_models(tmp_path, monkeypatch):
         x, y, np.repeat(["VA", "b", "c", "d"], 40), test=0.2, val=0.2
     )
     names = {"federation": federation}
-    for page in ("boosting.md", "mixed-models.md"):
-        (block,) = blocks(page)
-        exec(compile(block, page, "exec"), names)
+    for page in ("boosting.md", "regression.md"):
+        exec(compile(blocks(page)[-1], page, "exec"), names)
     assert (tmp_path / "VA.safetensors").exists()

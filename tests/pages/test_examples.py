@@ -21,7 +21,7 @@ TOLERANCE = 0.08
 """Of shares, such as accuracies: sums are taken in another order on other machines, and
 a test row is a few hundredths of a small client.
 """
-PROCESSES = {"five_processes"}
+PROCESSES = {"five_processes", "own_service"}
 LONG = PROCESSES | {"shakespeare_transformer"}
 """Examples that take minutes."""
 DECISIONS = {"hospitals": "Decision: ", "wearables": "Use local: "}

@@ -186,7 +186,7 @@ def test_a_folder_is_packed_without_a_loss(pages, tmp_path):
 
 def test_the_page_shows_what_the_demo_printed(pages):
     printed = (pages.RESULTS / "demo.txt").read_text().strip()
-    assert printed in (ROOT / "docs" / "demo.md").read_text()
+    assert printed in (ROOT / "docs" / "first-experiment.md").read_text()
 
 
 def test_what_a_difference_within_its_interval_is_called(found):

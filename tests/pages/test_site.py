@@ -145,15 +145,28 @@ def test_examples_run(package, name, common, tmp_path, monkeypatch):
 
 def test_every_method_has_a_page_that_says_all_of_it():
     pages = methods.pages()
-    assert set(pages) == {f"methods/{name}" for name in methods.registered()} | {
-        "methods/index"
-    }
+    assert set(pages) == {f"methods/{name}" for name in methods.registered()}
     for name, method in methods.registered().items():
         page = pages[f"methods/{name}"]
         for fact in (method.about.paper, method.about.down, method.about.up):
             assert escaped(fact) in page
-        for part in ("Use it", "What travels", "Hyper-parameters", "Properties"):
+        for part in (
+            "Use it",
+            "When to use it",
+            "What travels",
+            "Hyper-parameters",
+            "Properties",
+        ):
             assert f"## {part}" in page
+
+
+def test_the_overview_of_methods_is_what_they_say():
+    shown = (ROOT / "docs" / "methods.md").read_text()
+    assert f"<!-- methods -->\n{methods.overview()}<!-- end of methods -->" in shown, (
+        "PYTHONPATH=docs:src:tests python -m generators.methods prints it"
+    )
+    for name in methods.registered():
+        assert shown.count(f"[{name}](") == 2  # in one cell, and with its paper
 
 
 @pytest.mark.parametrize("name", methods.registered())
@@ -161,6 +174,19 @@ def test_the_example_of_a_methods_page_is_of_that_method(name):
     compile(methods.code(name, methods.registered()[name]), name, "exec")
     assert f"ft.{methods.registered()[name].__name__}()" in methods.code(
         name, methods.registered()[name]
+    )
+
+
+def test_pages_say_when_a_method_suits_and_when_not():
+    pages = methods.pages()
+    ditto, several = pages["methods/ditto"], pages["methods/fedem"]
+    assert "* each client can keep its personal model between rounds" in ditto
+    assert "* the server may see sums only" in ditto
+    assert "2.0 times as long as FedAvg's" in ditto
+    assert "* the downlink is slow" in several and "downlink" not in ditto
+    assert (
+        "Take another when\n\n* the server must not see each client's"
+        in pages["methods/ucfl"]
     )
 
 
@@ -316,12 +342,6 @@ def test_every_schema_is_on_the_page_for_scripts():
     page = agents.page()
     for command in schemas.SCHEMAS:
         assert f"### {command}\n" in page
-
-
-def test_pages_that_the_index_does_not_name_can_be_reached():
-    index = (ROOT / "docs" / "index.md").read_text()
-    assert "tutorial" not in repository_links.unlisted(index)
-    assert "\ntutorial\n" in repository_links.unlisted("")
 
 
 @pytest.mark.parametrize(

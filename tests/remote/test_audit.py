@@ -150,7 +150,6 @@ def test_a_line_that_was_torn_by_a_power_cut_hides_no_other(tmp_path):
 @pytest.fixture
 def kit(tmp_path):
     pytest.importorskip("cryptography", reason="keys are made with `cryptography`")
-    pytest.importorskip("flwr", reason="federations of machines need Flower")
     from fedtailor.remote.keys.kit import make_federation
 
     make_federation(tmp_path / "wards", ["north", "south"], address="127.0.0.1:9092")

@@ -51,7 +51,7 @@ class Kits(Clients):
         directory = self.directory / "kits" / name
         directory.mkdir(parents=True, exist_ok=True)
         (directory / POLICY).write_text(self.policy)
-        return Kit(directory, name, self.job, b"", directory / "client.key")
+        return Kit(directory, name, self.job, b"", directory / "client.pem")
 
     def client(self, name):
         kit = self.kit(name)

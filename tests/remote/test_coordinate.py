@@ -242,7 +242,7 @@ def test_a_client_that_comes_while_others_train_is_served_as_a_newcomer(tmp_path
     transport = clients.start(NAMES)[0]
     calls = []
 
-    def arrivals(known):
+    def arrivals(known, late):
         calls.append(sorted(known))
         return clients.sizes(["d"]) if len(calls) == 2 else {}
 
@@ -304,3 +304,26 @@ def test_a_first_round_has_time_to_compile(tmp_path):
         ("evaluate", 3): False,
         ("personal", 3): True,
     }
+
+
+@pytest.mark.parametrize("setting", ["until_converged = true", "until_score = 0.8"])
+def test_a_training_over_machines_ends_by_a_result_as_in_the_simulation(
+    setting, tmp_path
+):
+    clients = Clients(tmp_path / "wards", rounds=40, method="fedavg", rest=setting)
+    training = clients.train(NAMES)
+    simulated = clients.simulated(NAMES, 40)
+    assert training.round == simulated.training.round < 40
+    for name in NAMES:
+        np.testing.assert_array_equal(
+            clients.personal(name).theta, simulated.personal(name).theta
+        )
+    # A run that has ended is not trained on when it is opened again.
+    assert clients.train(NAMES, resume=True).round == training.round
+
+
+def test_an_end_by_a_result_needs_what_it_looks_at(tmp_path):
+    for setting in ("until_converged = true", "until_score = 0.8"):
+        rest = f"{setting}\n[privacy]\nevaluate = false"
+        with pytest.raises(ValueError, match="validation rows of the clients"):
+            Clients(tmp_path / setting[:9], rest=rest)

@@ -54,7 +54,7 @@ def test_units_start_commands_that_there_are(side):
     reason="starts servers and clients; set FEDTAILOR_PROCESS_TESTS=1",
 )
 def test_the_steps_of_the_containers_train(tmp_path):
-    from fedtailor.remote.flower.processes import free_port, stop
+    from fedtailor.remote.demo import free_port, stop
 
     demo = tmp_path / "demo"
     subprocess.run(

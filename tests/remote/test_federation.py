@@ -1,4 +1,4 @@
-"""Whole federations of processes: coordinator, SuperLink and clients over TLS, beside
+"""Whole federations of processes: coordinator and clients over TLS, beside
 their simulations.
 """
 
@@ -10,21 +10,19 @@ import numpy as np
 import polars as pl
 import pytest
 
-pytest.importorskip("flwr", reason="federations of machines need Flower (extra flower)")
+pytest.importorskip("httpx", reason="machines need httpx (extra federation)")
 pytest.importorskip(
-    "cryptography", reason="keys are made with `cryptography` (extra flower)"
+    "cryptography", reason="keys are made with `cryptography` (extra federation)"
 )
 
 from fedtailor.engine.storage.diagnostics import read_diagnostics
 from fedtailor.engine.storage.run_directory import LEDGER, METRICS
 from fedtailor.engine.storage.run_files import ANSWERS
 from fedtailor.remote import demo
-from fedtailor.remote.flower.common import require_flower
 from fedtailor.remote.job.job import read_job
 from fedtailor.remote.job.plan import plan_of
 from fedtailor.remote.keys.kit import JOB
 
-require_flower()  # sets Flower's environment before its first import
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.nightly,
@@ -35,9 +33,6 @@ pytestmark = [
             " FEDTAILOR_PROCESS_TESTS=1 asks for it"
         ),
     ),
-    pytest.mark.filterwarnings(
-        "ignore:GitWildMatchPattern:DeprecationWarning"
-    ),  # Flower's use of pathspec
 ]
 
 SGD = "sgd = { lr = 0.05, epochs = 1, batch_size = 32 }"

@@ -6,33 +6,30 @@ import subprocess
 import sys
 import time
 from datetime import datetime, timedelta
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 pytest.importorskip("flwr", reason="federations of machines need Flower (extra flower)")
 
+from fedtailor.remote import flower_app
 from fedtailor.remote.client.audit import read_audit
 from fedtailor.remote.client.client import account_of
 from fedtailor.remote.client.policy import POLICY
-from fedtailor.remote.flower import common as flower
+from fedtailor.remote.demo import free_port, stop
 from fedtailor.remote.job.plan import plan_of
-from fedtailor.remote.keys.kit import make_federation, read_kit
-from fedtailor.remote.wire.messages import (
-    ArraySpec,
-    Request,
-    decode_reply,
-    encode_request,
+from fedtailor.remote.keys.kit import (
+    COORDINATOR,
+    make_federation,
+    read_certificates,
+    read_kit,
 )
+from fedtailor.remote.wire.messages import Request, decode_reply, encode_request
 from fedtailor.remote.wire.refusals import Refusal
 from fedtailor.remote.wire.releases import RELEASE
 from fedtailor.remote.wire.request_kind import TABLE_TASKS
-from fedtailor.remote.wire.wire import WORK, WORK_SPEC
 from remote.jobs import JOB, Clients
-
-flower.require_flower()  # sets Flower's environment before its first import
-
-from fedtailor.remote import flower_app  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -43,6 +40,18 @@ def no_compiler_settings(monkeypatch):
 
 OPEN = "secure_aggregation_only = false\nmeasurements = true\n"
 STATISTICS = 'test = 0.25\npreprocessing = "federated"\n'
+
+
+def values_of(values, settings):
+    from flwr.app import Context, Message, RecordDict
+    from flwr.supercore.task_identity import TaskIdentity
+
+    # Who sends: Flower's processes set it.
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 2, 3
+    message = Message(flower_app.wrap(**values), 3, flower_app.MESSAGE_TYPE)
+    reply = flower_app.client(message, Context(2, 3, settings, RecordDict(), {}))
+    assert not reply.has_error()
+    return dict(flower_app.unwrap(reply))
 
 
 class Node:
@@ -61,9 +70,6 @@ class Node:
 
     def ask(self, task="client", **change):
         """The reply to a coordinator's request, and that it is on Flower's way back."""
-        from flwr.app import Context, Message, RecordDict
-        from flwr.supercore.task_identity import TaskIdentity
-
         plan = plan_of(self.kit.job) if task == "client" else None
         fields = {"experiment": self.kit.job.identity, "round": 0, "exchange": 0}
         run = "" if task in TABLE_TASKS else "aa"
@@ -75,14 +81,14 @@ class Node:
                 "stream/model": model,
                 "index/model": np.zeros(1, np.int32),
             }
-        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 2, 3
         body = encode_request(Request(**fields | change))
-        message = Message(flower.wrap(body), 3, flower.MESSAGE_TYPE)
-        settings = {"kit": str(self.directory), "data": str(self.data)}
         flower_app._open_responder.cache_clear()  # another process
-        reply = flower_app.client(message, Context(2, 3, settings, RecordDict(), {}))
-        assert not reply.has_error()
-        return decode_reply(flower.unwrap(reply))
+        return decode_reply(self.values({"body": body})["body"])
+
+    def values(self, values, settings=None):
+        """What the node answers to a message of Flower with some values."""
+        own = {"kit": str(self.directory), "data": str(self.data)}
+        return values_of(values, own if settings is None else settings)
 
     def refusals(self):
         """The codes in the client's log; None for what was answered."""
@@ -139,9 +145,129 @@ def test_a_policy_that_cannot_be_read_lets_nothing_leave(tmp_path, policy):
         assert node.ask(task).refusal == Refusal.FAILED
 
 
-SUPERNODE = (
-    "import sys; from flwr.supernode.cli import flower_supernode; flower_supernode()"
-)
+def test_telemetry_update_checks_and_installations_are_off():
+    assert {
+        name: os.environ[name] for name in flower_app.SETTINGS
+    } == flower_app.SETTINGS
+
+
+@pytest.mark.parametrize("settings", [{}, {"kit": "Qzkit", "data": "Qzrows.csv"}])
+def test_no_text_of_an_error_reaches_the_server(settings):
+    """Flower sends the server the text of an exception that a client app raises."""
+    request = encode_request(Request("job", 0, 0, "hello", "a"))
+    for body in (request, b"nonsense"):
+        answer = values_of({"body": body}, settings)["body"]
+        # without a kit there is no place to write down what was sent
+        assert decode_reply(answer).refusal == Refusal.NO_AUDIT
+        assert b"Qz" not in answer and b"node-config" not in answer
+    assert values_of({"challenge": b"x"}, settings) == {}
+
+
+class Grid:
+    """Nodes in this process, by number; some answer with an error of Flower."""
+
+    def __init__(self, nodes):
+        self.nodes, self.replies, self.fails = nodes, {}, set()
+
+    def get_node_ids(self):
+        return list(self.nodes)
+
+    def push_messages(self, messages):
+        numbers = []
+        for message in messages:
+            node, number = message.metadata.dst_node_id, f"m{len(self.replies)}"
+            if node not in self.nodes:
+                numbers.append(None)
+                continue
+            values = self.nodes[node](dict(flower_app.unwrap(message)))
+            self.replies[number] = Reply(values, number, node in self.fails)
+            numbers.append(number)
+        return numbers
+
+    def pull_messages(self, numbers):
+        return [self.replies.pop(each) for each in numbers if each in self.replies]
+
+
+class Reply:
+    """What a transport reads of a message of Flower."""
+
+    def __init__(self, values, number, fails):
+        from types import SimpleNamespace
+
+        self.content = flower_app.wrap(**values)
+        self.metadata = SimpleNamespace(reply_to_message_id=number)
+        self._fails = fails
+
+    def has_error(self):
+        return self._fails
+
+    def has_content(self):
+        return not self._fails
+
+
+def test_a_node_is_a_client_if_it_has_its_key(tmp_path, capsys):
+    node = Node(tmp_path / "wards", OPEN)
+    federation = node.directory.parent.parent
+    certificates = read_certificates(federation / COORDINATOR)
+
+    def says(values):
+        """Says that it is another client than its key is of."""
+        return node.values(values) | ({"name": "b"} if "challenge" in values else {})
+
+    grid = Grid({7: node.values, 8: says, 9: lambda values: {"name": 3}})
+    transport = flower_app.FlowerTransport(grid, certificates)
+    assert transport.online() == {}
+    assert list(transport.receive()) == []
+    assert transport.online() == {"a": "7 0"}
+    assert capsys.readouterr().out.count("has the key of no client") == 2
+    request = Request(node.kit.job.identity, 0, 0, "hello", "a")
+    transport.send("a", encode_request(request))
+    ((name, body),) = transport.receive()
+    assert name == "a" and decode_reply(body).task == "hello"
+    # What is lost, or not taken, is asked again: the number is another one.
+    grid.fails = {7}
+    transport.send("a", encode_request(request))
+    assert list(transport.receive()) == [] and transport.online() == {"a": "7 1"}
+    del grid.nodes[7]
+    transport.send("a", encode_request(request))
+    assert transport.online() == {}
+    grid.nodes[7], grid.fails = node.values, set()
+    assert transport.online() == {"a": "7 2"}
+
+
+APP = """
+from fedtailor.remote import flower_app
+
+client = flower_app.client
+server = flower_app.server
+"""
+
+PYPROJECT = """
+[project]
+name = "wards"
+version = "1.0.0"
+dependencies = []
+
+[tool.flwr.app]
+publisher = "wards"
+
+[tool.flwr.app.components]
+serverapp = "wards_app:server"
+clientapp = "wards_app:client"
+
+[tool.flwr.app.config]
+federation = "{federation}"
+wait = 60.0
+"""
+
+CONFIG = """
+[superlink]
+default = "here"
+
+[superlink.here]
+address = "127.0.0.1:{port}"
+insecure = true
+"""
 
 
 @pytest.mark.slow
@@ -150,71 +276,55 @@ SUPERNODE = (
     "FEDTAILOR_PROCESS_TESTS" not in os.environ,
     reason="starts Flower's own processes: FEDTAILOR_PROCESS_TESTS=1 asks for it",
 )
-@pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")
-def test_under_flowers_own_supernode_the_policy_holds(tmp_path, monkeypatch):
-    """A process that Flower starts for each message runs the app that a server sends."""
-    from fedtailor.remote.flower import server as flower_server
-    from fedtailor.remote.flower.processes import free_port, running_superlink, stop
-    from fedtailor.remote.flower.server import GridTransport, KeyDirectory, open_grid
-    from fedtailor.remote.keys.kit import COORDINATOR
-    from fedtailor.remote.wire.transport import send_and_receive
-
+def test_under_flowers_own_processes_the_policy_holds(tmp_path, monkeypatch):
+    """`flwr run`, with a SuperLink and three SuperNodes: two rounds of training, of which
+    one client's policy allows one.
+    """
+    scripts = Path(sys.executable).parent
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    monkeypatch.setenv("PATH", f"{scripts}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flower"))
-    app = b"from fedtailor.remote.flower_app import client, server\n"
-    monkeypatch.setitem(flower_server.APP, "fedtailor_federation.py", app)
-    port = free_port()
-    job = JOB.replace("127.0.0.1:9092", f"127.0.0.1:{port}")
+    for name, value in flower_app.SETTINGS.items():
+        monkeypatch.setenv(name, value)
+    job = JOB.replace("minimum = 3", "minimum = 2")
     node = Node(tmp_path / "wards", f"{OPEN}rounds = 1\n", job)
-    coordinator = node.directory.parent.parent / COORDINATOR
-    command = [sys.executable, "-c", SUPERNODE, "--superlink", f"127.0.0.1:{port}"]
-    command += ["--root-certificates", str(node.directory / "ca.crt")]
-    command += ["--auth-supernode-private-key", str(node.kit.key)]
-    command += ["--node-config", f'kit="{node.directory}" data="{node.data}"']
-    plan = plan_of(node.kit.job)
-    model = plan.initial()[None]
-    lines = []
-
-    def ask(round, model, exchange):
-        arrays = {"stream/model": model, "index/model": np.zeros(1, np.int32)}
-        request = Request(
-            node.kit.job.identity,
-            round,
-            exchange,
-            "client",
-            "a",
-            run="aa",
-            algorithm=plan.describe(0),
-            deadline=time.time() + 200,
-            arrays=arrays,
+    federation = node.directory.parent.parent
+    for name in ("b", "c"):
+        kit = federation / "kits" / name
+        shutil.copy(federation / "job.toml", kit)
+        (kit / POLICY).write_text(OPEN)
+    app, port = tmp_path / "app", free_port()
+    app.mkdir()
+    (app / "wards_app.py").write_text(APP)
+    (app / "pyproject.toml").write_text(PYPROJECT.format(federation=federation))
+    (tmp_path / "flower").mkdir()
+    (tmp_path / "flower" / "config.toml").write_text(CONFIG.format(port=port))
+    commands = [["flower-superlink", "--insecure"]]
+    commands[0] += ["--port", str(port)]
+    for name in ("a", "b", "c"):
+        data = node.data.with_name(f"{name}.csv")
+        config = f'kit="{federation / "kits" / name}" data="{data}"'
+        commands.append(
+            ["flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{port}"]
         )
-        expected = {
-            "update/model": ArraySpec(model.shape[1:], "float32"),
-            WORK: WORK_SPEC,
-        }
-        found = send_and_receive(
-            transport, {"a": request}, expected, minimum=0, log=lines.append
-        )
-        return found.replies.get("a")
-
-    with running_superlink(coordinator, port, host="127.0.0.1") as link:
-        keys = KeyDirectory(coordinator, link.address, link.authority)
-        with (
-            open_grid(link.address, link.authority, link.secret) as grid,
-            (tmp_path / "supernode.log").open("wb") as log,
-        ):
-            transport = GridTransport(grid, keys.keys, link.check)
-            process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log
-            )
-            try:
-                assert ask(0, model, 0) is not None, (lines, log.name)
-                assert ask(0, model + 1, 1) is None
-                assert ask(1, model, 2) is None
-            finally:
+        commands[-1] += ["--node-config", config]
+    processes = []
+    with (tmp_path / "log").open("wb") as log:
+        try:
+            for command in commands:
+                processes.append(subprocess.Popen(command, stdout=log, stderr=log))
+            run = ["flwr", "run", str(app), "here", "--stream"]
+            subprocess.run(run, stdout=log, stderr=log, timeout=400, check=False)
+            assert wait_for_run(federation / "run", 200), (tmp_path / "log").read_text()
+        finally:
+            for process in processes:
                 stop(process)
-    assert [line.split(" (see")[0] for line in lines] == [
-        f"client a: it refused: {Refusal.ANSWERED.explanation}",
-        f"client a: it refused: {Refusal.SPENT.explanation}",
-    ]
-    assert node.refusals() == [None, "answered", "spent"]
+    assert "spent" in node.refusals() and None in node.refusals()
+
+
+def wait_for_run(run, seconds):
+    """Whether a run ends in time."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and not (run / "summary.json").exists():
+        time.sleep(0.5)
+    return (run / "summary.json").exists()

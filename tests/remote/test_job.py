@@ -176,7 +176,7 @@ def test_hyperparameters_are_read(tmp_path):
         (
             "deadline = 300",
             "deadline = 604801",
-            "and at most 604800 (messages are kept for a week)",
+            "and at most 604800 (a week)",
         ),
         (
             "deadline = 300",

@@ -1,4 +1,4 @@
-"""Keys and certificates: in the forms that Flower reads, trusted by this federation
+"""Keys and certificates: trusted by this federation
 only, and private.
 """
 
@@ -9,20 +9,20 @@ import os
 import pytest
 
 pytest.importorskip(
-    "cryptography", reason="keys are made with `cryptography` (extra flower)"
+    "cryptography", reason="keys are made with `cryptography` (extra federation)"
 )
 
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509 import verification
 
 from fedtailor.remote.keys.keys import (
     check_secret,
+    is_signed_by,
     make_authority,
-    make_client_key,
+    make_client_certificate,
     make_server_certificate,
-    registered_form,
+    signature,
     write_new,
 )
 
@@ -64,7 +64,7 @@ def test_it_holds_for_no_other_address_and_under_no_other_authority():
 
 def test_the_private_keys_fit_and_certificates_hold_now_and_for_years():
     now = datetime.datetime.now(datetime.UTC)
-    for pair in (AUTHORITY, SERVER):
+    for pair in (AUTHORITY, SERVER, make_client_certificate(AUTHORITY, "a")):
         certificate = x509.load_pem_x509_certificate(pair.public)
         key = serialization.load_pem_private_key(pair.private, None)
         assert key.public_key() == certificate.public_key()
@@ -78,28 +78,27 @@ def test_addresses_that_are_none_are_refused(address):
         make_server_certificate(AUTHORITY, [address])
 
 
-def test_a_clients_key_is_what_flower_reads_and_its_halves_fit():
-    pair = make_client_key()
-    private = serialization.load_ssh_private_key(pair.private, None)
-    assert (
-        isinstance(private, ec.EllipticCurvePrivateKey)
-        and private.curve.name == "secp384r1"
-    )
-    assert serialization.load_ssh_public_key(pair.public) == private.public_key()
-    assert (
-        serialization.load_pem_public_key(registered_form(pair.public))
-        == private.public_key()
-    )
-    assert make_client_key().public != pair.public
+def test_a_clients_certificate_is_for_clients_only_and_names_it():
+    pair = make_client_certificate(AUTHORITY, "north")
+    certificate = x509.load_pem_x509_certificate(pair.public)
+    (name,) = certificate.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)
+    assert name.value == "north"
+    authority = x509.load_pem_x509_certificate(AUTHORITY.public)
+    certificate.verify_directly_issued_by(authority)
+    usage = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage)
+    assert list(usage.value) == [x509.oid.ExtendedKeyUsageOID.CLIENT_AUTH]
+    with pytest.raises(verification.VerificationError):
+        verify(AUTHORITY, pair, x509.DNSName("north"))
 
 
-def test_other_public_keys_are_refused():
-    with pytest.raises(ValueError, match=r"^it is no public key in OpenSSH's form"):
-        registered_form(b"ssh-nonsense AAAA")
-    other = rsa.generate_private_key(65537, 2048).public_key()
-    form = (serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-    with pytest.raises(ValueError, match=r"^it is no EC key"):
-        registered_form(other.public_bytes(*form))
+def test_what_was_signed_with_another_key_or_changed_is_told(tmp_path):
+    pair, other = (make_client_certificate(AUTHORITY, name) for name in "ab")
+    (tmp_path / "pem").write_bytes(pair.private + pair.public)
+    signed = signature(tmp_path / "pem", b"challenge")
+    assert is_signed_by(pair.public, b"challenge", signed)
+    assert not is_signed_by(pair.public, b"another", signed)
+    assert not is_signed_by(other.public, b"challenge", signed)
+    assert not is_signed_by(pair.public, b"challenge", b"")
 
 
 def test_secrets_are_their_owners_only_whatever_the_umask(tmp_path):

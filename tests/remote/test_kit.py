@@ -10,13 +10,14 @@ import pytest
 from fedtailor.cli import main
 
 pytest.importorskip(
-    "cryptography", reason="keys are made with `cryptography` (extra flower)"
+    "cryptography", reason="keys are made with `cryptography` (extra federation)"
 )
-pytest.importorskip("flwr", reason="federations of machines need Flower (extra flower)")
+pytest.importorskip("httpx", reason="machines need httpx (extra federation)")
 
 from fedtailor.remote.client.policy import POLICY
 from fedtailor.remote.demo import OPEN_POLICY
-from fedtailor.remote.keys.kit import make_federation, read_kit, read_public_keys
+from fedtailor.remote.keys import keys
+from fedtailor.remote.keys.kit import make_federation, read_certificates, read_kit
 
 
 @pytest.fixture(scope="module")
@@ -50,8 +51,8 @@ def test_the_directory_holds_what_each_side_needs_and_secrets_are_private(made):
     secret = {
         "coordinator/ca.key",
         "coordinator/server.key",
-        "kits/north/client.key",
-        "kits/south/client.key",
+        "kits/north/client.pem",
+        "kits/south/client.pem",
     }
     kit = {
         f"kits/{name}/{file}"
@@ -60,12 +61,12 @@ def test_the_directory_holds_what_each_side_needs_and_secrets_are_private(made):
     }
     public = {"job.toml", "coordinator/ca.crt", "coordinator/server.crt"}
     assert set(files(made)) == secret | kit | public | {
-        f"coordinator/clients/{n}.pub" for n in ("north", "south")
+        f"coordinator/clients/{n}.crt" for n in ("north", "south")
     }
     modes = {name: (made / name).stat().st_mode & 0o777 for name in files(made)}
     assert {name for name, mode in modes.items() if mode == 0o600} == secret
     assert (made / "coordinator").stat().st_mode & 0o777 == 0o700
-    assert list(read_public_keys(made / "coordinator")) == ["north", "south"]
+    assert list(read_certificates(made / "coordinator")) == ["north", "south"]
 
 
 def test_a_kit_is_read_with_the_job_in_it(federation):
@@ -79,16 +80,52 @@ def test_a_kit_is_read_with_the_job_in_it(federation):
         and got.job.title == "wards"
         and got.authority.startswith(b"-----BEGIN CERT")
     )
-    (kit / "client.key").chmod(0o640)
+    (kit / "client.pem").chmod(0o640)
     with pytest.raises(
         ValueError, match=r"others can read the private key .* run: chmod 600"
     ):
         read_kit(kit)
-    (kit / "client.key").unlink()
+    (kit / "client.pem").unlink()
     with pytest.raises(
-        ValueError, match=r"there is no private key .*client.key; copy the whole kit"
+        ValueError, match=r"there is no private key .*client.pem; copy the whole kit"
     ):
         read_kit(kit)
+
+
+def test_what_0_2_made_is_refused_in_a_line(federation, capsys):
+    kit, coordinator = federation / "kits" / "north", federation / "coordinator"
+    shutil.copy(federation / "job.toml", kit)
+    (kit / "client.pem").rename(kit / "client.key")
+    said = fails(capsys, "join", kit, "--data", "rows.csv")
+    assert "was made by fedtailor 0.2" in said and "ask the coordinator" in said
+    old = coordinator / "clients" / "north.crt"
+    old.rename(old.with_suffix(".pub"))
+    for arguments in (
+        ("serve", federation),
+        ("init", federation, "--clients", "x"),
+        ("renew", federation, "--clients", "north"),
+        ("revoke", federation, "north"),
+    ):
+        said = fails(capsys, *arguments)
+        assert "was made by fedtailor 0.2" in said and "federation init" in said
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("init", "wards", "--clients", "a", "--address", "127.0.0.1:9092"),
+        ("serve", "wards"),
+        ("join", "kit", "--data", "rows.csv"),
+    ],
+)
+def test_without_the_extra_one_line_says_what_to_install(
+    monkeypatch, tmp_path, capsys, arguments
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(keys, "find_spec", lambda name: None)
+    said = fails(capsys, *arguments)
+    assert "pip install 'fedtailor[federation]'" in said
+    assert not list(tmp_path.iterdir())
 
 
 def test_clients_are_added_and_nothing_that_is_there_changes(federation, capsys):
@@ -96,7 +133,7 @@ def test_clients_are_added_and_nothing_that_is_there_changes(federation, capsys)
     assert main(["federation", "init", str(federation), "--clients", "west"]) == 0
     assert "kits for west" in capsys.readouterr().out
     after = files(federation)
-    assert before.items() < after.items() and "coordinator/clients/west.pub" in after
+    assert before.items() < after.items() and "coordinator/clients/west.crt" in after
     assert "there is a client north already" in fails(
         capsys, "init", federation, "--clients", "east,north"
     )
@@ -182,11 +219,11 @@ def test_other_commands_say_what_is_missing(federation, tmp_path, capsys):
     )
 
 
-def test_fedtailor_and_its_help_import_no_flower():
+def test_fedtailor_and_its_help_import_nothing_of_the_extra():
     code = (
         "import sys, fedtailor, fedtailor.remote.job.job, fedtailor.remote.wire.transport,"
         " fedtailor.remote.keys.kit\nfrom fedtailor.cli import main\nassert"
-        " main(['federation', '--help']) == 0\nassert not {'flwr', 'cryptography'} &"
+        " main(['federation', '--help']) == 0\nassert not {'httpx', 'h11', 'cryptography'} &"
         " set(sys.modules), 'imported'"
     )
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}

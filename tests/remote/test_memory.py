@@ -15,11 +15,9 @@ from importlib.util import find_spec
 from pathlib import Path
 import numpy as np
 import fedtailor.remote.service
-if find_spec("flwr") is not None:
-    import fedtailor.remote.flower.common
-    fedtailor.remote.flower.common.require_flower()
-    import flwr.app
-    from flwr.supernode.fleet_http_client import FleetHttpClient
+if find_spec("httpx") is not None:
+    import fedtailor.remote.https.client
+    import httpx
 from fedtailor import models
 from fedtailor.algorithms import UCFL
 from fedtailor.data.federation import Federation, Ragged

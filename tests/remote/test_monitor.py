@@ -135,7 +135,7 @@ def test_a_run_is_seen_from_outside(tmp_path):
     assert len(described) == len(set(described)) == metrics.count("# TYPE")
 
 
-def test_a_superlink_that_ended_is_not_healthy():
+def test_a_port_that_is_not_served_is_not_healthy():
     def check():
         raise RuntimeError("it ended")
 

@@ -9,15 +9,15 @@ import pytest
 from fedtailor.cli import main
 
 pytest.importorskip(
-    "cryptography", reason="keys are made with `cryptography` (extra flower)"
+    "cryptography", reason="keys are made with `cryptography` (extra federation)"
 )
-pytest.importorskip("flwr", reason="federations of machines need Flower (extra flower)")
+pytest.importorskip("httpx", reason="machines need httpx (extra federation)")
 
 from cryptography import x509
 
 from fedtailor.remote.job.job import read_job
 from fedtailor.remote.keys.keys import days_left
-from fedtailor.remote.keys.kit import make_federation, read_kit, read_public_keys
+from fedtailor.remote.keys.kit import make_federation, read_certificates, read_kit
 from remote.test_kit import fails, files
 
 
@@ -94,7 +94,7 @@ def test_a_certificate_is_renewed_for_the_address_of_the_job(federation, capsys)
     path.write_text(path.read_text().replace("127.0.0.1", "new.example.org"))
     before, old = files(federation), certificate(federation)
     assert main(["federation", "renew", str(federation)]) == 0
-    assert "start `serve` again" in capsys.readouterr().out
+    assert "within seconds" in capsys.readouterr().out
     new, after = certificate(federation), files(federation)
     changed = {name for name in after if after[name] != before.get(name)}
     assert changed == {"coordinator/server.crt", "coordinator/server.key"}
@@ -119,21 +119,21 @@ def test_a_clients_key_is_renewed_and_its_state_is_left_alone(federation, capsys
     (kit / "state").mkdir()
     (kit / "state" / "round-1").write_text("state")
     shutil.copy(federation / "job.toml", kit)
-    before, public = files(federation), read_public_keys(federation / "coordinator")
+    before, public = files(federation), read_certificates(federation / "coordinator")
     assert main(["federation", "renew", str(federation), "--clients", "north"]) == 0
     said = capsys.readouterr().out
-    assert "client.key" in said and "north" in said
+    assert "client.pem" in said and "north" in said
     after = files(federation)
     changed = {name for name in after if after[name] != before.get(name)}
-    assert changed == {"coordinator/clients/north.pub", "kits/north/client.key"}
-    assert read_kit(kit).key.stat().st_mode & 0o777 == 0o600
-    again = read_public_keys(federation / "coordinator")
+    assert changed == {"coordinator/clients/north.crt", "kits/north/client.pem"}
+    assert read_kit(kit).pem.stat().st_mode & 0o777 == 0o600
+    again = read_certificates(federation / "coordinator")
     assert again["south"] == public["south"] and again["north"] != public["north"]
     # Kits that were handed out and removed here come back with the new key only.
     shutil.rmtree(federation / "kits")
     assert main(["federation", "renew", str(federation), "--clients", "north"]) == 0
     assert set(files(federation / "kits")) == {
-        f"north/{name}" for name in ("ca.crt", "client.key", "client.toml")
+        f"north/{name}" for name in ("ca.crt", "client.pem", "client.toml")
     }
     assert "no client east" in fails(
         capsys, "renew", federation, "--clients", "north,east"
@@ -156,16 +156,16 @@ def test_the_authority_is_renewed_with_the_certificate(federation, capsys):
 def test_a_client_is_revoked(federation, capsys):
     assert main(["federation", "revoke", str(federation), "north"]) == 0
     assert "north" in capsys.readouterr().out
-    assert list(read_public_keys(federation / "coordinator")) == ["south"]
+    assert list(read_certificates(federation / "coordinator")) == ["south"]
     revoked = list((federation / "coordinator" / "revoked").iterdir())
-    assert [path.name for path in revoked] == ["north.pub"]
+    assert [path.name for path in revoked] == ["north.crt"]
     assert "no client north" in fails(capsys, "revoke", federation, "north")
     assert "no client ../x" in fails(capsys, "revoke", federation, "../x")
     # The name is taken, as the run knows it; the client comes back with a new key.
     said = fails(capsys, "init", federation, "--clients", "north")
     assert "renew" in said
     assert main(["federation", "renew", str(federation), "--clients", "north"]) == 0
-    assert list(read_public_keys(federation / "coordinator")) == ["north", "south"]
+    assert list(read_certificates(federation / "coordinator")) == ["north", "south"]
     assert not list((federation / "coordinator" / "revoked").iterdir())
 
 

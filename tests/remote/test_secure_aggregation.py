@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 pytest.importorskip(
-    "cryptography", reason="secure sums need `cryptography` (extra flower)"
+    "cryptography", reason="secure sums need `cryptography` (extra federation)"
 )
-pytest.importorskip("Crypto", reason="secure sums need PyCryptodome (extra flower)")
+pytest.importorskip("Crypto", reason="secure sums need PyCryptodome (extra federation)")
 
 from conformance.examples import PLAIN, example
 from fedtailor.aggregation.pipelines import Cast, Clip

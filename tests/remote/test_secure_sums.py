@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 pytest.importorskip(
-    "cryptography", reason="secure sums need `cryptography` (extra flower)"
+    "cryptography", reason="secure sums need `cryptography` (extra federation)"
 )
-pytest.importorskip("Crypto", reason="secure sums need PyCryptodome (extra flower)")
+pytest.importorskip("Crypto", reason="secure sums need PyCryptodome (extra federation)")
 
 from fedtailor.aggregation.secure_sums import FixedPoint, SecureSums, add_up
 from fedtailor.aggregation.sum_shares import (

@@ -306,10 +306,10 @@ def test_a_job_over_raw_tables_is_its_simulation_and_predicts_raw_rows(clients, 
     for name, content in (
         ("client.toml", 'name = "a"'),
         ("ca.crt", ""),
-        ("client.key", ""),
+        ("client.pem", ""),
     ):
         (kit / name).write_text(content)
-    (kit / "client.key").chmod(0o600)
+    (kit / "client.pem").chmod(0o600)
     new = rows_of("a", 5).drop("cost").with_columns(ward=pl.lit("dental"))
     new.write_csv(clients.directory / "new.csv")
     assert (
@@ -358,11 +358,11 @@ def test_a_client_that_comes_later_takes_what_the_others_agreed_to(
     sizes = {name: clients.work[name].sizes for name in "ab"}
     greet, lines = Greeter(connection, agreed, log=lines_of(clients)), []
 
-    def arrivals(known):
+    def arrivals(known, late):
         lines.append(sorted(known))
         if len(lines) == 2:
             transport.there.add("c")
-        return greet(known)
+        return greet(known, late)
 
     run_of_machines = coordinate(
         clients.job,

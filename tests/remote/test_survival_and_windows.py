@@ -173,10 +173,10 @@ class Clients:
         for file, content in (
             ("client.toml", f'name = "{name}"'),
             ("ca.crt", ""),
-            ("client.key", ""),
+            ("client.pem", ""),
         ):
             (kit / file).write_text(content)
-        (kit / "client.key").chmod(0o600)
+        (kit / "client.pem").chmod(0o600)
         return kit
 
     def check_equal_to_simulation(self):

@@ -12,11 +12,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 from numpy.typing import ArrayLike, NDArray
 
 from fedtailor._base.choice import require
-from fedtailor.protocol import ClientRows, Cohort, HiddenRows, sums_type
+from fedtailor.protocol import (
+    ClientRows,
+    Cohort,
+    HiddenRows,
+    SummedRows,
+    sums_type,
+)
 
 _ROUNDING = 1e-12
 """A row of weights replaces its stream if its sum differs from 1 by less than this."""
@@ -69,19 +75,23 @@ def mix(
         array([[1., 2.]], dtype=float32)
     """
     rows = x if isinstance(x, ClientRows) else ClientRows(x, np.arange(len(x)))
-    w = np.asarray(weights, np.float64)
+    w = _finite(weights)
     same_models = theta.shape[1:] == rows.shape[1:]
     if not same_models or w.shape != (len(theta), len(rows)):
         raise ValueError(
             f"cannot mix streams {theta.shape} and clients {rows.shape} with weights"
             f" {w.shape}; they must be [s, d], [c, d] and [s, c]"
         )
-    require(bool(np.isfinite(w).all()), "weights of an aggregation must be finite")
     # The weight of the old model: 0 where the row sums to 1 up to rounding.
     own_weight = 1.0 - w.sum(axis=1)
     own_weight[np.abs(own_weight) < _ROUNDING] = 0.0
     if isinstance(x, HiddenRows):
         return _mix_hidden(theta, x, w, own_weight)
+    if isinstance(x, SummedRows):
+        total = x.sums(w)
+        if total is not None:
+            return _mix_summed(theta, total, w, own_weight)
+        rows = x.rows()
     # The models stay on their devices, in the executor's order and with its padding.
     # The columns of W are put into that order, with zeros for padding. The last column
     # holds the weights of the old models, because transferring another array would take
@@ -96,6 +106,17 @@ def mix(
     if replicated is not None and getattr(theta, "sharding", None) != replicated:
         theta = jax.device_put(theta, replicated)
     return _mix(theta, rows.values, padded, all_used=all_used, sharding=replicated)
+
+
+def _finite(weights: ArrayLike) -> NDArray[np.float64]:
+    """Weights in double precision.
+
+    Raises:
+        ValueError: one of them is NaN or infinite.
+    """
+    w = np.asarray(weights, np.float64)
+    require(bool(np.isfinite(w).all()), "weights of an aggregation must be finite")
+    return w
 
 
 def _mix_hidden(
@@ -134,6 +155,44 @@ def _mix_hidden(
     return jnp.asarray(mixed)
 
 
+def _mix_summed(
+    theta: Float[Array | np.ndarray, "s d"],
+    total: Float[Array, "s d"],
+    w: Float[np.ndarray, "s c"],
+    own_weight: Float[np.ndarray, " s"],
+) -> Float[Array, "s d"]:
+    """`mix` of vectors that were added up while the clients trained.
+
+    Args:
+        theta: the streams' models.
+        total: the weighted sums of the clients' vectors.
+        w: the weights.
+        own_weight: the weight of each stream's old model.
+    """
+    has_weights = w.any(axis=1)
+    if has_weights.all() and not own_weight.any():
+        return total if total.dtype == theta.dtype else total.astype(theta.dtype)
+    replicated = _replicated_over_devices_of(total)
+    if replicated is not None and getattr(theta, "sharding", None) != replicated:
+        theta = jax.device_put(theta, replicated)
+    return _onto(theta, total, own_weight.astype(total.dtype), has_weights)
+
+
+@jax.jit
+def _onto(
+    theta: Float[Array, "s d"],
+    total: Float[Array, "s d"],
+    own_weight: Float[Array, " s"],
+    has_weights: Bool[Array, " s"],
+) -> Float[Array, "s d"]:
+    """The streams' old models, times their weights, plus sums of the clients' models."""
+    # An old model without weight may be NaN, so it is not added.
+    own_weight = own_weight[:, None]
+    mixed = jnp.where(own_weight == 0, total, own_weight * theta + total)
+    # A stream without weights keeps its bits; theta + 0 would turn -0.0 into 0.0.
+    return jnp.where(has_weights[:, None], mixed, theta).astype(theta.dtype)
+
+
 def weighted_sums(
     x: ClientRows | Float[Array | np.ndarray, "c _"], weights: ArrayLike
 ) -> Float[Array, "s d"]:
@@ -156,6 +215,12 @@ def weighted_sums(
         array([[1., 2.]], dtype=float32)
     """
     sums = sums_type(x)
+    if isinstance(x, SummedRows):
+        w = _finite(weights)
+        total = x.sums(w) if w.shape[1:] == (len(x),) else None
+        if total is not None:
+            return total
+        x = x.rows()
     sharding = None
     if not isinstance(x, HiddenRows):
         values = x.values if isinstance(x, ClientRows) else x

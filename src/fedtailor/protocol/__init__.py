@@ -78,6 +78,13 @@ from fedtailor.protocol.pipeline import (
 from fedtailor.protocol.predictor import Mixture, NearestNeighbors, Predictor
 from fedtailor.protocol.sgd import SGD
 from fedtailor.protocol.state import ClientState, ServerState, server_state, state_name
+from fedtailor.protocol.summed_rows import (
+    ExpectedSums,
+    MoreThanSums,
+    SummedRows,
+    UnknownRows,
+    WeightedSum,
+)
 
 __all__ = [
     "MODEL_KINDS",
@@ -103,6 +110,7 @@ __all__ = [
     "Exchange",
     "Exchanges",
     "Executor",
+    "ExpectedSums",
     "GlobalModel",
     "HiddenRows",
     "InCommon",
@@ -116,6 +124,7 @@ __all__ = [
     "Mixture",
     "ModelPart",
     "ModelParts",
+    "MoreThanSums",
     "NearestNeighbors",
     "Noise",
     "Params",
@@ -129,11 +138,14 @@ __all__ = [
     "Stage",
     "StepGradient",
     "Streams",
+    "SummedRows",
     "Sums",
     "TracedInt",
     "Transform",
     "TreeDiagnostic",
+    "UnknownRows",
     "Update",
+    "WeightedSum",
     "ZeroIsStatic",
     "along_axis",
     "announce",

@@ -210,6 +210,10 @@ class Algorithm:
     ) -> Any:
         """Aggregate the answers of a round.
 
+        If `server_sees` is "sums", it is also called before the clients train, with
+        answers that say which sums it asks for. These are then added up while the clients
+        train, and no model of a single client is kept.
+
         Args:
             server: the server's state before the round.
             downlink: what `broadcast` sent.

@@ -29,6 +29,7 @@ from fedtailor.protocol.state import ClientState
 if TYPE_CHECKING:
     from fedtailor.protocol.algorithm import Algorithm
     from fedtailor.protocol.pipeline import Pipeline
+    from fedtailor.protocol.summed_rows import ExpectedSums
 
 T = TypeVar("T")
 
@@ -71,6 +72,8 @@ class Exchange:
         received_through: the transforms that the server has applied to the downlink, and
             that clients undo.
         metrics: what clients measure in the task "evaluate".
+        sums: says which weighted sums of the answers the server needs, if it needs nothing
+            else. An executor may then answer with `SummedRows`. None = it may not.
     """
 
     task: ClientTask
@@ -81,6 +84,7 @@ class Exchange:
     uplink: "Pipeline" = ()
     received_through: "Pipeline" = ()
     metrics: tuple[BatchMetric, ...] = ()
+    sums: "ExpectedSums | None" = None
 
 
 @jax.tree_util.register_dataclass
@@ -357,11 +361,13 @@ def drive(exchanges: Exchanges[T], executor: Executor) -> T:
         exchange = next(exchanges)
         while True:
             try:
-                answers = executor.exchange(exchange)
+                answers = [executor.exchange(exchange)]
             except Exception as error:
                 # Raise it at the generator's `yield`, so that the run can save its state.
                 exchange = exchanges.throw(error)
             else:
-                exchange = exchanges.send(answers)
+                # Nothing here holds a round's answers while the next round computes its
+                # own.
+                exchange = exchanges.send(answers.pop())
     except StopIteration as stopped:
         return stopped.value

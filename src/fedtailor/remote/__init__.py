@@ -1,9 +1,9 @@
-"""Federations of machines that keep their own data, with Flower as the transport.
+"""Federations of machines that keep their own data.
 
 The coordinator trains as in a simulation, except that its executor sends requests to
 clients on other machines. Each client has its own file of examples and its own states.
-Flower (`flwr`) and `cryptography` are imported only when they are needed; the extra
-`flower` installs both.
+`serve` and `join` do what the commands do. What they need beside the dependencies of
+fedtailor is imported only then; the extra `federation` installs it.
 
 * `job`: what is trained, how a client's file becomes examples, what all agree on.
 * `keys`: the files of each machine: kits, certificates, secrets.
@@ -11,8 +11,33 @@ Flower (`flwr`) and `cryptography` are imported only when they are needed; the e
 * `sums`: secure aggregation.
 * `client`: what a client answers, under its own policy, and its account of it.
 * `server`: training at the coordinator.
-* `flower`: the transport: Flower's SuperLink, and both its sides.
-* `service`: the processes of both sides; `flower_app`: the same as a plain Flower app.
+* `https`: the transport: the coordinator's port, and the clients' connection to it.
+* `service`: the processes of both sides; `serving`: all that a coordinator does;
+  `flower_app`: the same as a plain Flower app.
 * `simulation`: a job with simulated clients; `demo`: a federation on one machine beside
   its simulation.
 """
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedtailor.remote.service import Handle as Handle
+    from fedtailor.remote.service import join as join
+    from fedtailor.remote.serving import serve as serve
+
+_HOMES = {
+    "Handle": "fedtailor.remote.service",
+    "join": "fedtailor.remote.service",
+    "serve": "fedtailor.remote.serving",
+}
+
+__all__ = ["Handle", "join", "serve"]
+
+
+def __getattr__(name: str) -> Any:
+    """A public name, imported when it is first used."""
+    from importlib import import_module
+
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

@@ -7,6 +7,7 @@ the simulation.
 """
 
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -29,10 +30,9 @@ from fedtailor.lab import scenarios
 from fedtailor.remote.client.policy import POLICY
 from fedtailor.remote.client.round_requests import PERSONAL
 from fedtailor.remote.client.store import ClientStore
-from fedtailor.remote.flower.common import require_flower
-from fedtailor.remote.flower.processes import free_port, stop
 from fedtailor.remote.job.examples import read_all
 from fedtailor.remote.job.job import read_job
+from fedtailor.remote.keys.keys import require_packages
 from fedtailor.remote.keys.kit import JOB, make_federation, read_kit
 from fedtailor.remote.simulation import simulate_job
 
@@ -50,6 +50,8 @@ KILLED_AFTER = 2
 """The round after which it is killed."""
 WAIT_S = 180.0
 """Seconds to wait for a round."""
+STOP_S = 10.0
+"""Seconds that a process may take to terminate."""
 
 JOB_FILE = """\
 title = "rotated digits"
@@ -88,7 +90,7 @@ def main(arguments: list[str]) -> int:
     Returns:
         The exit code: 0 if both results are equal.
     """
-    require_flower()
+    require_packages()
     save_memory()
     with ExitStack() as stack:
         if not arguments:
@@ -243,6 +245,24 @@ def start(arguments: list[str], log: IO[bytes]) -> "subprocess.Popen[bytes]":
         stderr=subprocess.STDOUT,
         env=environment,
     )
+
+
+def stop(process: "subprocess.Popen[bytes]") -> None:
+    """Terminate a process, and kill it if it does not end in time."""
+    if process.poll() is None:
+        process.terminate()
+    try:
+        process.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def free_port() -> int:
+    """Find a port that is not in use at the moment."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
 
 
 def rounds_done(directory: Path) -> int:

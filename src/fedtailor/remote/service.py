@@ -1,6 +1,6 @@
 """The processes of the coordinator and of a client.
 
-The coordinator starts a SuperLink, waits for its clients, and has them agree on the
+The coordinator opens its port, waits for its clients, and has them agree on the
 preprocessing. A client joins, and answers messages until it is stopped.
 """
 
@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,14 +22,15 @@ from fedtailor._base.printable import say
 from fedtailor.aggregation.secure_sums import MIN_CLIENTS
 from fedtailor.data.federation import Federation
 from fedtailor.engine.client.private_steps import private_settings
+from fedtailor.engine.storage.interrupts import Interrupted
 from fedtailor.engine.storage.lock import ProcessLock, is_held
 from fedtailor.engine.training.privacy import delta_of
 from fedtailor.remote.client.client import account_of, responder_of
 from fedtailor.remote.client.policy import read_policy
 from fedtailor.remote.client.store import ClientStore
-from fedtailor.remote.flower.common import require_flower
-from fedtailor.remote.flower.processes import running_superlink
-from fedtailor.remote.flower.superlink import LARGEST_BODY
+from fedtailor.remote.https import client as https_client
+from fedtailor.remote.https.client import ClientStatus
+from fedtailor.remote.https.server import HttpsTransport, serve_messages
 from fedtailor.remote.job.job import Job, read_job
 from fedtailor.remote.job.statistics import (
     Statistics,
@@ -37,8 +38,14 @@ from fedtailor.remote.job.statistics import (
     as_array,
     statistics_from_arrays,
 )
-from fedtailor.remote.keys.keys import days_left
-from fedtailor.remote.keys.kit import COORDINATOR, JOB, Kit, read_public_keys
+from fedtailor.remote.keys.keys import days_left, require_packages
+from fedtailor.remote.keys.kit import (
+    COORDINATOR,
+    JOB,
+    Kit,
+    read_certificates,
+    read_kit,
+)
 from fedtailor.remote.server.monitor import STATUS, Monitor, Status, monitor_server
 from fedtailor.remote.wire.fingerprints import Origins
 from fedtailor.remote.wire.messages import ArraySpec, Request
@@ -80,13 +87,42 @@ ORIGINS = "origins.json"
 """File of the coordinator with the origins of its clients' answers (see `origin`)."""
 
 
+class Handle:
+    """Stops a coordinator or a client, and says what it does, from another thread.
+
+    Attributes:
+        stopped: set by `stop`.
+        status: what it does; None until it has begun.
+
+    Example:
+        >>> from fedtailor.remote import Handle
+        >>> handle = Handle()
+        >>> handle.stop()
+        >>> handle.stopped.is_set()
+        True
+    """
+
+    def __init__(self) -> None:
+        self.stopped = threading.Event()
+        self.status: Status | ClientStatus | None = None
+
+    def stop(self) -> None:
+        """Have it end: a coordinator after this round, a client after this answer."""
+        self.stopped.set()
+
+    def check(self) -> None:
+        """Raise `Interrupted` if it is to end."""
+        if self.stopped.is_set():
+            raise Interrupted("stopped")
+
+
 @dataclass(frozen=True)
 class Connection:
     """The coordinator's connection to its clients.
 
     Attributes:
         job: the job of the federation.
-        clients: names of all clients that have keys.
+        clients: names of all clients that have certificates.
         transport: carries messages to them.
     """
 
@@ -99,7 +135,7 @@ class Connection:
 def connected(
     directory: Path, *, host: str = "0.0.0.0", log: Callable[[str], None] = say
 ) -> Iterator[Connection]:
-    """Start a SuperLink with the clients' keys, and stop it at the end of the block.
+    """Open the port of a federation, and close it at the end of the block.
 
     Args:
         directory: directory of the federation (see `make_federation`).
@@ -110,38 +146,26 @@ def connected(
         The connection to the clients.
 
     Raises:
-        ValueError: Flower or a file is missing, a file is not valid, or the port is in
-            use.
-        MachineFailed: the SuperLink did not start.
+        ValueError: a package or a file is missing, a file is not valid, or the port is
+            in use.
     """
-    require_flower()
-    from fedtailor.remote.flower.server import (
-        GridTransport,
-        KeyDirectory,
-        open_grid,
-        waker,
-    )
-
+    require_packages()
     job, coordinator = read_job(directory / JOB), directory / COORDINATOR
-    public = read_public_keys(coordinator)
-    check_client_count(job, len(public))
+    for name in ("ca.crt", "server.crt"):
+        require(
+            (coordinator / name).is_file(),
+            f"{coordinator / name} is missing; make it with federation init",
+        )
+    names = tuple(read_certificates(coordinator))
+    check_client_count(job, len(names))
+    origins = Origins(coordinator / ORIGINS, job.identity, log)
     with (
         _only_one(coordinator),
-        running_superlink(coordinator, job.port, host=host, log=log) as link,
+        serve_messages(
+            coordinator, job.port, host=host, origins=origins, log=log
+        ) as transport,
     ):
-        keys = KeyDirectory(coordinator, link.address, link.authority, log)
-        with open_grid(link.address, link.authority, link.secret) as grid:
-            transport = GridTransport(
-                grid,
-                keys.keys,
-                link.check,
-                log,
-                coordinator / LARGEST_BODY,
-                Origins(coordinator / ORIGINS, job.identity, log),
-                keys.reload,
-                waker(grid),
-            )
-            yield Connection(job, tuple(keys.keys), transport)
+        yield Connection(job, names, transport)
 
 
 @contextmanager
@@ -162,10 +186,8 @@ def monitored(
     Raises:
         ValueError: the address is not valid or in use.
     """
-    from fedtailor.remote.flower.server import GridTransport
-
     transport = connection.transport
-    assert isinstance(transport, GridTransport)
+    assert isinstance(transport, HttpsTransport)
     days = days_left((coordinator / "server.crt").read_bytes())
     status = Status(
         title=connection.job.title,
@@ -178,8 +200,8 @@ def monitored(
     monitor = Monitor(
         status,
         coordinator / STATUS,
-        clients=lambda: (transport.num_registered, transport.num_online),
-        check=transport.check,
+        clients=lambda: (len(transport.port.names), len(transport.online())),
+        check=transport.port.check,
         say=say,
     )
     log.warned = monitor.warn
@@ -257,6 +279,8 @@ def wait_for_clients(
     *,
     wait: float,
     most_rows: int = MOST_ROWS,
+    handle: Handle | None = None,
+    late: PendingExchange | None = None,
     log: Callable[[str], None] = say,
 ) -> dict[str, NDArray[np.int64]]:
     """Wait until the clients are ready.
@@ -268,6 +292,8 @@ def wait_for_clients(
         connection: connection to the clients.
         wait: seconds to wait; clients that have not answered by then are left out.
         most_rows: the largest number of rows of a client that is believed.
+        handle: ends the wait.
+        late: see `send_and_receive`.
         log: called with lines for the user.
 
     Returns:
@@ -300,7 +326,8 @@ def wait_for_clients(
         expected,
         minimum=connection.job.minimum,
         log=log,
-        waiting=_Reminder(wait, log),
+        waiting=_Reminder(wait, Handle() if handle is None else handle, log),
+        late=late,
     ).replies
     rows = {}
     for name, reply in replies.items():
@@ -352,16 +379,23 @@ class _Reminder:
 
     Args:
         wait: seconds that are waited in all.
+        handle: ends the wait.
         log: called with the lines.
     """
 
-    def __init__(self, wait: float, log: Callable[[str], None]) -> None:
+    def __init__(self, wait: float, handle: Handle, log: Callable[[str], None]) -> None:
+        self._handle = handle
         # A short wait is half over when the first line comes.
         self._next = time.monotonic() + min(FIRST_REMINDER_S, wait / 2)
         self._say = info_of(log)
 
     def __call__(self, pending: PendingExchange) -> None:
-        """Look at an exchange that is not complete."""
+        """Look at an exchange that is not complete.
+
+        Raises:
+            Interrupted: the handle says so.
+        """
+        self._handle.check()
         away = [name for name, sent_on in pending.open.items() if sent_on is None]
         if not away or time.monotonic() < self._next:
             return
@@ -396,11 +430,14 @@ class Greeter:
         self._statistics, self._most_rows, self._log = statistics, most_rows, log
         self._greeted: dict[str, str] = {}  # connection ids, by client
 
-    def __call__(self, known: Collection[str]) -> dict[str, NDArray[np.int64]]:
+    def __call__(
+        self, known: Collection[str], late: PendingExchange | None = None
+    ) -> dict[str, NDArray[np.int64]]:
         """Greet clients that are online, each once on every connection that it makes.
 
         Args:
             known: names of the clients that take part.
+            late: requests to them that are open.
 
         Returns:
             The numbers of rows [3] of others that are ready now, by name.
@@ -413,11 +450,15 @@ class Greeter:
             self._greeted[name] = connection_id
             only = replace(self._connection, clients=(name,))
             rows = wait_for_clients(
-                only, wait=ARRIVAL_S, most_rows=self._most_rows, log=self._log
+                only,
+                wait=ARRIVAL_S,
+                most_rows=self._most_rows,
+                late=late,
+                log=self._log,
             )
             try:
                 agree_on_preprocessing(
-                    job, transport, rows, ARRIVAL_S, self._statistics, self._log
+                    job, transport, rows, ARRIVAL_S, self._statistics, self._log, late
                 )
             except TooFewClients:
                 continue
@@ -457,6 +498,7 @@ def agree_on_preprocessing(
     wait: float,
     known: Statistics | None = None,
     log: Callable[[str], None] = say,
+    late: PendingExchange | None = None,
 ) -> Statistics | None:
     """Have clients agree on the preprocessing of their tables.
 
@@ -469,6 +511,7 @@ def agree_on_preprocessing(
         known: pooled statistics of an earlier call, to be sent again. Without them all
             clients are asked for their statistics.
         log: called with lines for the user.
+        late: see `send_and_receive`.
 
     Returns:
         The pooled statistics of all clients' tables; None without federated
@@ -494,7 +537,7 @@ def agree_on_preprocessing(
             for name in order
         }
         return send_and_receive(
-            transport, requests, expected, minimum=len(order), log=log
+            transport, requests, expected, minimum=len(order), log=log, late=late
         )
 
     def request_statistics(task: str, **arrays: np.ndarray) -> list[Statistics]:
@@ -530,31 +573,47 @@ def agree_on_preprocessing(
 
 
 def join(
-    kit: Kit,
-    data: Path,
+    kit: Kit | Path | str,
+    data: Path | str,
     *,
+    handle: Handle | None = None,
     make_handler: Callable[[Kit, Federation, ClientStore], RequestHandler]
     | None = None,
     log: Callable[[str], None] = say,
 ) -> None:
-    """Take part in a federation until SIGTERM or Ctrl-C.
+    """Take part in a federation as a client, until stopped.
+
+    `fedtailor federation join` does no more.
 
     Args:
-        kit: kit of this client.
-        data: the client's file.
+        kit: kit of this client, or its directory.
+        data: the client's file: .csv, .tsv or .parquet.
+        handle: says what the client does, and stops it, from another thread; without one
+            SIGTERM and Ctrl-C stop it.
         make_handler: function from the kit, the client's federation and its store to
             the handler of rounds; `RoundHandler` by default.
         log: called with lines for the user.
 
     Raises:
-        ValueError: Flower is missing, the client's policy does not allow the job, the
-            file does not fit it, another process uses this kit, the server is not the
-            coordinator of the kit, or it refuses the client's key.
-    """
-    require_flower()
-    from fedtailor.remote.flower.client import FleetConnection, answer_messages
+        ValueError: a package is missing, the client's policy does not allow the job,
+            the file does not fit it, another process uses this kit, the server is not
+            the coordinator of the kit, or it refuses the client's certificate.
 
-    stop = threading.Event()
+    Example:
+        >>> import threading
+        >>> from fedtailor.remote import Handle, join
+        >>> handle = Handle()
+        >>> arguments = ["kits/north", "patients.csv"]
+        >>> thread = threading.Thread(target=join, args=arguments, kwargs={"handle": handle})
+        >>> handle.stop()  # ends it when it has been started
+    """
+    require_packages()
+    if not isinstance(kit, Kit):
+        kit = read_kit(Path(kit))
+    data, status = Path(data), ClientStatus(kit.name)
+    stop = threading.Event() if handle is None else handle.stopped
+    if handle is not None:
+        handle.status = status
     log = log if isinstance(log, RunLog) else _unless_it_fails(log)
     info = info_of(log)
     info(f"policy of {kit.name}:")
@@ -562,16 +621,14 @@ def join(
     for line in policy.describe(kit.job):
         info(f"  {line}")
     policy.check_job(kit.job)  # before a directory is made for states
-    with ClientStore(kit.state, kit.job.identity) as store, _stop_on_signals(stop):
+    signals = _stop_on_signals(stop) if handle is None else nullcontext()
+    with ClientStore(kit.state, kit.job.identity) as store, signals:
         responder = responder_of(kit, store, data, make_handler=make_handler, log=log)
-        connection = FleetConnection(
-            kit.job.address, kit.authority, kit.key.read_bytes()
-        )
-        answer_messages(
-            connection,
+        https_client.answer_messages(
+            https_client.Connection(kit),
             responder,
-            node_id_file=store.directory / "node",
             stop=stop,
+            status=status,
             is_over=lambda: responder.last_task == "personal",
             log=log,
         )
@@ -591,7 +648,13 @@ def _unless_it_fails(log: Callable[[str], None]) -> Callable[[str], None]:
 
 @contextmanager
 def _stop_on_signals(stop: threading.Event) -> Iterator[None]:
-    """Set `stop` on SIGTERM and Ctrl-C; a second signal raises `KeyboardInterrupt`."""
+    """Set `stop` on SIGTERM and Ctrl-C; a second signal raises `KeyboardInterrupt`.
+
+    Only the main thread can; in others nothing sets it.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
 
     def handle(number: int, frame: object) -> None:
         if stop.is_set():

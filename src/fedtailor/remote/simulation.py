@@ -75,7 +75,7 @@ def simulate_job(
     exchanges = run_exchanges(
         spec,
         executor,
-        callbacks=callbacks,
+        callbacks=(*job.callbacks, *callbacks),
         store=None if directory is None else Store(directory),
         create=create,
     )

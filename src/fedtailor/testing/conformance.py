@@ -238,7 +238,9 @@ def assert_equal(actual: Any, expected: Any) -> None:
 
 
 def check_order(algorithm: Algorithm, make_model: MakeModel = softmax_model) -> None:
-    """Results do not depend on the order of clients, the devices or the chunk size."""
+    """Results do not depend on the order of clients, the devices, the chunk size, or where
+    the clients' answers are added up.
+    """
     with float64():
         participation = participation_of(algorithm, make_model)
 
@@ -256,11 +258,12 @@ def check_order(algorithm: Algorithm, make_model: MakeModel = softmax_model) -> 
 
         models = predictors(run_training(federation()))
         assert_finite(models)
-        # One run has all three changes, since each of them needs a new program: another
-        # order, one device instead of all, and two clients at a time instead of one.
+        # One run has all changes, since each of them needs a new program: another order,
+        # one device instead of all, two clients at a time instead of one, and answers that
+        # the server adds up instead of the clients' program.
         order = np.array([3, 0, 4, 2, 1])
         permuted_models = predictors(
-            run_training(federation(order), devices=1, chunk=2)
+            run_training(federation(order), devices=1, chunk=2, canonical=True)
         )
         assert_same(permuted_models, [leaf[order] for leaf in models])
 

@@ -1,5 +1,6 @@
 """Where examples lie, and how many clients a device trains at once."""
 
+import time
 from types import SimpleNamespace
 
 import jax
@@ -85,8 +86,22 @@ def test_what_does_not_fit_is_told_before_anything_is_trained(monkeypatch):
     monkeypatch.setattr(devices, "available_memory", lambda: 300_000)
     message = (
         r"^a round of training needs about \S+ GiB of memory and \S+ GiB are free"
-        r" \(\d+ clients, .*\); train a part of the [\d,]+ parameters .*"
+        r" \(\d+ clients, .*\); .*train a part of the [\d,]+ parameters .*"
     )
     with pytest.raises(ValueError, match=message):
         run(Ditto(sgd=TRAINED), clients, network, rounds=1)
     run(Ditto(sgd=TRAINED), clients, lora(network, rank=1), rounds=1)
+
+
+def test_a_slow_compilation_is_named_once(monkeypatch, caplog):
+    compiled = devices.map_clients
+
+    def slow(*arguments):
+        time.sleep(0.1)
+        return compiled(*arguments)
+
+    monkeypatch.setattr(devices, "map_clients", slow)
+    monkeypatch.setattr(devices, "SLOW_SECONDS", 0.001)
+    train(Ditto(sgd=TRAINED), classification(), softmax_model("float32"), 2)
+    (line,) = caplog.messages
+    assert line.startswith("fedtailor: compiling a round of training for ")

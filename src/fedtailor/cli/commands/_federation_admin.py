@@ -85,10 +85,10 @@ def _moment(seconds: float) -> str:
 def renew(options: RenewOptions) -> int:
     """Makes a certificate or keys anew."""
     from fedtailor._base.choice import require
-    from fedtailor.remote.flower.common import require_flower
-    from fedtailor.remote.keys.kit import renew_certificate, renew_keys
+    from fedtailor.remote.keys.keys import require_packages
+    from fedtailor.remote.keys.kit import PEM, renew_certificate, renew_keys
 
-    require_flower()
+    require_packages()
     kits = options.dir / "kits"
     if options.clients is not None:
         require(not options.authority, "give either --clients or --authority, not both")
@@ -97,7 +97,7 @@ def renew(options: RenewOptions) -> int:
         renew_keys(options.dir, names)
         for name in names:
             say(
-                f"{name} needs {kits / name / 'client.key'} in place of its old one,"
+                f"{name} needs {kits / name / PEM} in place of its old one,"
                 " over a channel you trust; it keeps its state."
             )
         say("The old keys are not accepted any more. Then remove the kits here.")
@@ -106,7 +106,7 @@ def renew(options: RenewOptions) -> int:
     if options.authority:
         certificate = options.dir / "coordinator" / "ca.crt"
         say(f"Every client needs {certificate} in place of its old one.")
-    say("A coordinator that is running has the old certificate: start `serve` again.")
+    say("A coordinator that is running takes the new certificate within seconds.")
     return 0
 
 

@@ -7,10 +7,6 @@ import tyro
 
 from fedtailor._base.choice import require
 from fedtailor._base.printable import say, say_status
-from fedtailor.cli.commands._federation_clients import (
-    agreed_statistics,
-    ready_clients,
-)
 from fedtailor.cli.options import as_option
 from fedtailor.remote.wire.waits import check_wait
 
@@ -46,6 +42,7 @@ def boost(options: Boost) -> int:
     from fedtailor.remote.keys.kit import COORDINATOR, JOB
     from fedtailor.remote.server.boosting import FOLDER, boost_clients, check_place
     from fedtailor.remote.service import connected
+    from fedtailor.remote.serving import agreed_statistics, ready_clients
     from fedtailor.remote.wire.transport import TooFewClients
 
     job, coordinator = read_job(options.dir / JOB), options.dir / COORDINATOR

@@ -27,10 +27,6 @@ from fedtailor.cli.commands._federation_admin import (
     status,
 )
 from fedtailor.cli.commands._federation_boost import Boost, boost
-from fedtailor.cli.commands._federation_clients import (
-    agreed_statistics,
-    ready_clients,
-)
 from fedtailor.cli.commands._federation_describe import Describe, describe
 from fedtailor.cli.names import HELP
 from fedtailor.cli.options import as_option, check_counts, parse
@@ -41,14 +37,11 @@ if TYPE_CHECKING:
     import polars as pl
 
     from fedtailor.engine.storage import PersonalModel
-    from fedtailor.engine.training import Training
+    from fedtailor.engine.training import Callback, Training
     from fedtailor.remote.client.policy import Policy
     from fedtailor.remote.job.job import Job, Schema
     from fedtailor.remote.job.statistics import Statistics
     from fedtailor.remote.keys.kit import Kit
-
-RUN_DIRECTORY = "run"
-"""Subdirectory of a federation's directory that contains its run."""
 
 USAGE = """usage: fedtailor federation COMMAND [options]
 
@@ -105,9 +98,7 @@ class InitOptions:
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """Coordinate a federation: start Flower's SuperLink with TLS, wait for the clients,
-    train.
-    """
+    """Coordinate a federation: open its port, wait for the clients, train."""
 
     dir: DirArgument
     """Directory of the federation."""
@@ -261,18 +252,18 @@ def federation(arguments: list[str]) -> int:
 
 def _init(options: InitOptions) -> int:
     from fedtailor.remote.client.policy import default_policy_note
-    from fedtailor.remote.flower.common import require_flower
     from fedtailor.remote.job.job import read_job
     from fedtailor.remote.job.job_template import columns_of
+    from fedtailor.remote.keys.keys import require_packages
     from fedtailor.remote.keys.kit import (
         COORDINATOR,
         JOB,
         make_federation,
-        read_public_keys,
+        read_certificates,
     )
     from fedtailor.remote.service import check_client_count
 
-    require_flower()
+    require_packages()
     require(
         (options.data is None) == (options.target is None),
         "give --data FILE and --target COLUMN together",
@@ -316,95 +307,83 @@ def _init(options: InitOptions) -> int:
         if line := default_policy_note(job):
             say(f"Note: {line}")
         try:
-            check_client_count(job, len(read_public_keys(options.dir / COORDINATOR)))
+            check_client_count(job, len(read_certificates(options.dir / COORDINATOR)))
         except ValueError as error:
             say(f"Note: {error}")
     return 0
 
 
 def _serve(options: ServeOptions) -> int:
-    from fedtailor.cli.progress import explain_interrupt, progress_of
-    from fedtailor.engine.storage.run_files import MANIFEST
-    from fedtailor.engine.training import AfterRound
+    from fedtailor.cli.progress import explain_interrupt
     from fedtailor.lab.trackers import find_trackers
-    from fedtailor.remote.job.statistics import Statistics, decorrelation_note
-    from fedtailor.remote.keys.kit import COORDINATOR
-    from fedtailor.remote.server.coordinate import coordinate
-    from fedtailor.remote.service import Greeter, connected, monitored
+    from fedtailor.remote.service import connected
+    from fedtailor.remote.serving import (
+        RUN_DIRECTORY,
+        check_run,
+        ready_clients,
+        serve,
+    )
     from fedtailor.remote.wire.run_log import RunLog
     from fedtailor.remote.wire.transport import TooFewClients
 
-    has_run = (options.dir / RUN_DIRECTORY / MANIFEST).exists()
-    require(
-        options.check or options.resume or not has_run,
-        f"{options.dir / RUN_DIRECTORY} already holds a run; --resume goes on with it",
-    )
-    require(
-        has_run or not options.resume,
-        f"there is no run in {options.dir} to go on with; leave out --resume",
-    )
     log = RunLog(options.log_level, options.log_file)
+    if options.check:
+        with connected(options.dir, host=options.listen, log=log) as connection:
+            ready_clients(
+                connection, wait=options.wait, most_rows=options.most_rows, log=log
+            )
+        return 0
+    check_run(options.dir, resume=options.resume)
     trackers = find_trackers(
         options.track,
         options.dir / RUN_DIRECTORY,
         experiment="federation",
         run=options.dir.resolve().name,
     )
-    with ExitStack() as stack:
-        connection = stack.enter_context(
-            connected(options.dir, host=options.listen, log=log)
-        )
-        monitor = stack.enter_context(
-            monitored(options.dir / COORDINATOR, connection, log, options.monitor)
-        )
-        rows = ready_clients(
-            connection, wait=options.wait, most_rows=options.most_rows, log=log
-        )
-        if options.check:
-            return 0
-        job, known_statistics = connection.job, None
-        if options.resume:
-            known_statistics = Statistics.load(options.dir / COORDINATOR, job.schema)
-        statistics = agreed_statistics(
-            connection,
-            rows,
-            options.dir / COORDINATOR,
-            wait=options.wait,
-            known=known_statistics,
-            log=log,
-        )
-        if line := decorrelation_note(job.schema, statistics):
-            say(line)
-        advice = f"go on with fedtailor federation serve {options.dir} --resume"
-        with (
-            progress_of(job.title, job.spec.rounds) as progress,
-            explain_interrupt(f"stopped; {advice}"),
-        ):
-            try:
-                run = coordinate(
-                    job,
-                    connection.transport,
-                    rows,
-                    options.dir / RUN_DIRECTORY,
-                    resume=options.resume,
-                    statistics=statistics,
-                    evaluate_every=options.evaluate_every,
-                    callbacks=(AfterRound(progress), monitor, *trackers),
-                    compile_time=options.compile_time,
-                    patience=options.patience,
-                    arrivals=Greeter(
-                        connection,
-                        statistics,
-                        most_rows=options.most_rows,
-                        log=log,
-                    ),
-                    log=log,
-                )
-            except TooFewClients as error:
-                raise ValueError(f"{error}; {advice}") from None
-        monitor.enter("done")
-        _print_scores(run.training, options.dir / RUN_DIRECTORY)
+    advice = f"go on with fedtailor federation serve {options.dir} --resume"
+    with ExitStack() as stack, explain_interrupt(f"stopped; {advice}"):
+        try:
+            run = serve(
+                options.dir,
+                listen=options.listen,
+                resume=options.resume,
+                wait=options.wait,
+                patience=options.patience,
+                most_rows=options.most_rows,
+                compile_time=options.compile_time,
+                monitor=options.monitor,
+                evaluate_every=options.evaluate_every,
+                callbacks=(_progress(stack, options.dir), *trackers),
+                log=log,
+            )
+        except TooFewClients as error:
+            raise ValueError(f"{error}; {advice}") from None
+    _print_scores(run.training, options.dir / RUN_DIRECTORY)
     return 0
+
+
+def _progress(stack: ExitStack, directory: Path) -> "Callback":
+    """Shows the progress from the first round until the end of a block.
+
+    Args:
+        stack: the block.
+        directory: the federation's directory.
+    """
+    from fedtailor.cli.progress import progress_of
+    from fedtailor.engine.training import AfterRound
+    from fedtailor.remote.job.job import read_job
+    from fedtailor.remote.keys.kit import JOB
+
+    class Progress(AfterRound):
+        def __init__(self) -> None:
+            pass
+
+        def on_start(self, training: "Training", rounds: int) -> None:
+            title = read_job(directory / JOB).title
+            show = stack.enter_context(progress_of(title, rounds))
+            super().__init__(show)
+
+    return Progress()
 
 
 def _print_scores(training: "Training", directory: Path | None) -> None:
@@ -429,7 +408,7 @@ def _print_scores(training: "Training", directory: Path | None) -> None:
 
 
 def _join(options: JoinOptions) -> int:
-    from fedtailor.remote.flower.common import require_flower
+    from fedtailor.remote.keys.keys import require_packages
     from fedtailor.remote.keys.kit import read_kit
     from fedtailor.remote.service import join
     from fedtailor.remote.wire.run_log import RunLog
@@ -437,7 +416,7 @@ def _join(options: JoinOptions) -> int:
     if options.init_policy:
         return _init_policy(read_kit(options.kit))
     assert options.data is not None
-    require_flower()
+    require_packages()
     # What a client says goes to the standard output, as it has no other output.
     log = RunLog(options.log_level, options.log_file, show=say)
     join(read_kit(options.kit), options.data, log=log)
@@ -664,11 +643,11 @@ def _simulate(options: SimulateOptions) -> int:
     from fedtailor.remote.job.examples import read_all
     from fedtailor.remote.job.job import read_job
     from fedtailor.remote.job.statistics import decorrelation_note
-    from fedtailor.remote.keys.kit import COORDINATOR, JOB, read_public_keys
+    from fedtailor.remote.keys.kit import COORDINATOR, JOB, read_certificates
     from fedtailor.remote.simulation import simulate_job
 
     job = read_job(options.dir / JOB)
-    names = list(read_public_keys(options.dir / COORDINATOR))
+    names = list(read_certificates(options.dir / COORDINATOR))
     require(
         len(options.data) == len(names),
         f"{len(options.data)} files for {len(names)} clients; give one for each, in"

@@ -14,7 +14,7 @@ from fedtailor.cli.options import check_counts, check_seeds, parse_parts
 from fedtailor.cli.progress import explain_interrupt, progress_of
 from fedtailor.cli.sizes import sizes_of, with_sizes
 from fedtailor.engine.executors import Settings
-from fedtailor.engine.runs import Run
+from fedtailor.engine.runs import Run, simulate
 from fedtailor.engine.runs import run as train
 from fedtailor.engine.runs.summary import as_lines
 from fedtailor.engine.storage.digests import finite
@@ -90,6 +90,8 @@ class Options:
     """
     debug: bool = False
     """One client at a time without compilation; errors name client and step."""
+    plan: bool = False
+    """Print what a round needs of the memory, and train nothing."""
     json: bool = False
     """Print one JSON object instead of a table."""
 
@@ -132,6 +134,27 @@ def run(arguments: list[str]) -> int:
     )
     with as_typed():
         federation = scenario.build(options.seed)
+    if options.plan:
+        training = simulate(
+            algorithm,
+            federation,
+            scenario.model,
+            seed=options.seed,
+            participation=as_participation(options.participation, options.sampling),
+            uplink=uplink_of_texts(options.uplink),
+            late=late_of_text(options.late),
+            metrics=options.metrics,
+            settings=settings,
+        )
+        exchange = training.planned_exchange()
+        memory = training.executor.plan(exchange)
+        plan = {"exchange": exchange.task, **memory.as_dict()}
+        say_block(
+            json.dumps(plan)
+            if options.json
+            else as_lines(memory.in_words(exchange.task))
+        )
+        return 0
     with (
         progress_of(f"{names[0]} on {names[1]}", options.rounds) as progress,
         explain_interrupt(f"stopped; continue with --out {options.out} --resume"),

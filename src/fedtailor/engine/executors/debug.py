@@ -52,6 +52,10 @@ class DebugExecutor(DeviceExecutor):
         'DebugExecutor'
     """
 
+    @property
+    def adds_up(self) -> bool:
+        return False
+
     def _order(self, cohort: Cohort) -> NDArray[np.int64]:
         # There are no devices to balance: the first error is that of the first client.
         return np.arange(len(cohort))

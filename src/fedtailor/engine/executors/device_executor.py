@@ -25,7 +25,8 @@ from fedtailor.engine.executors.cohort_parts import (
 )
 from fedtailor.engine.executors.devices import Devices, ExchangeRequest
 from fedtailor.engine.executors.examples import examples_of
-from fedtailor.engine.executors.map_clients import balanced_order
+from fedtailor.engine.executors.map_clients import AddedSum, balanced_order
+from fedtailor.engine.executors.round_memory import RoundMemory
 from fedtailor.engine.executors.settings import Settings
 from fedtailor.engine.executors.shard_states import read_states, remove_other_states
 from fedtailor.engine.executors.state_file import (
@@ -36,6 +37,7 @@ from fedtailor.engine.executors.state_file import (
 from fedtailor.engine.executors.states import DeviceStates, HostStates, States
 from fedtailor.models import Model
 from fedtailor.protocol import (
+    PRIVATE_STEPS,
     Algorithm,
     Answers,
     ClientRows,
@@ -47,10 +49,13 @@ from fedtailor.protocol import (
     Examples,
     Exchange,
     Pipeline,
+    SummedRows,
+    WeightedSum,
     client_ids,
     client_keys,
     init_pipeline,
     next_power_of_two,
+    sums_type,
 )
 
 ALL_ROUNDS = 2**63
@@ -66,6 +71,10 @@ STATELESS_TASKS = ("probe", "init_unseen")
 ACTIVITIES = {"client": "training", "probe": "the probe"}
 """Task -> how the message about a diverged client names it; all other tasks are named
 "the personal model"."""
+
+
+Sums = tuple[tuple[AddedSum, NDArray[np.float64]], ...]
+"""What is added up, with the weights [s, c] in the order of the cohort."""
 
 
 class DeviceExecutor:
@@ -144,6 +153,8 @@ class DeviceExecutor:
         self._files: tuple[list[str], list[str]] = ([], [])
         self._fixed_keys: tuple[int, NDArray[np.uint32]] | None = None
         self._phase = self._saved_phase = 0
+        # The last exchange whose messages were added up, while its states are not kept.
+        self._open: Exchange | None = None
 
     @property
     def machine(self) -> dict[str, Any]:
@@ -168,9 +179,14 @@ class DeviceExecutor:
         """Run a task for a cohort; the devices may still be computing when this
         returns.
         """
+        if self._begins_in_parts(exchange):
+            answers = self._exchange_in_parts(exchange)
+            if answers is not None:
+                return answers
         requests = self.requests(exchange)
         if len(requests) == 1:
-            return self.answers(requests[0], self._run(requests[0]))
+            request = self.in_sums(requests[0])
+            return self.answers(request, self._run(request))
         # `require_finite` waits for a part, so that the memory of its states is free
         # before the next part begins.
         parts = [
@@ -209,6 +225,189 @@ class DeviceExecutor:
             model = self._models[members[part[0]]] if len(part) else self.model
             requests.append(self._request(selected, model))
         return requests
+
+    def plan(self, exchange: Exchange) -> RoundMemory:
+        """What an exchange would need of the memory. Nothing is compiled or trained. If its
+        clients have different networks, it is that of those that need most.
+        """
+        if self._begins_in_parts(exchange):
+            request = self._request_of_part(exchange, self._parts_by_work(exchange)[0])
+            sums = self._sums(request, exchange)
+            if sums is not None:
+                memory = self.devices.plan(replace(request, sums=sums))
+                # New states wait in memory, or in the file.
+                each = memory.states // (2 * memory.clients)
+                in_memory = not isinstance(self.states, FileStates)
+                waiting = len(exchange.cohort) * each if in_memory else 0
+                return replace(
+                    memory,
+                    clients=len(exchange.cohort),
+                    states=memory.states + waiting,
+                )
+        plans = [
+            self.devices.plan(self.in_sums(request))
+            for request in self.requests(exchange)
+        ]
+        return max(plans, key=lambda memory: memory.total)
+
+    def in_sums(self, request: ExchangeRequest) -> ExchangeRequest:
+        """The request, with the sums that take the place of the clients' messages if the
+        server needs no more and they take less memory.
+        """
+        exchange = request.exchange
+        rows = request.row_count // self.shards
+        if exchange.sums is None or not self.adds_up or rows < 2:
+            return request
+        sums = self._sums(request, exchange)
+        if sums is None or sum(added.streams for added, _ in sums) > rows:
+            return request
+        return replace(request, sums=sums)
+
+    def _sums(self, request: ExchangeRequest, exchange: Exchange) -> Sums | None:
+        """What the server of an exchange needs, as sums over its clients; None if it needs
+        more than sums.
+
+        Args:
+            request: of some of the clients of the exchange.
+            exchange: a round of a method whose server may need no more.
+        """
+        assert exchange.sums is not None
+        messages = self.devices.messages(request)
+        public = {kind: it for kind, it in messages.items() if kind != PRIVATE_STEPS}
+        expected = exchange.sums(public)
+        if expected is None:
+            return None
+        sums = []
+        for asked in expected:
+            sent = public[asked.kind]
+            added = AddedSum(
+                asked.kind,
+                asked.index,
+                len(asked.weights),
+                sent.shape if asked.index is None else sent.shape[1:],
+                jnp.dtype(sums_type(sent)).name,
+            )
+            sums.append((added, asked.weights))
+        return tuple(sums)
+
+    def _begins_in_parts(self, exchange: Exchange) -> bool:
+        """Whether the clients of a round start one part after another, so that their states
+        are not copied all at once.
+        """
+        return (
+            exchange.sums is not None
+            and self.adds_up
+            and len(self._models) == 1
+            # Accelerators train as many clients at once as they can.
+            and jax.default_backend() == "cpu"
+            and len(exchange.cohort) > self._part_rows
+        )
+
+    @property
+    def _part_rows(self) -> int:
+        """The number of clients of such a part: equally many on each device."""
+        return self.shards * max(self.states.part_clients // self.shards, 1)
+
+    def _parts_by_work(self, exchange: Exchange) -> list[NDArray[np.int64]]:
+        """The positions in the cohort of the clients of each part, which have about equal
+        work, for the sake of the devices.
+        """
+        size = self._part_rows
+        by_work = np.argsort(-exchange.cohort.sizes, kind="stable")
+        return [
+            np.sort(by_work[first : first + size])
+            for first in range(0, len(by_work), size)
+        ]
+
+    def _request_of_part(
+        self, exchange: Exchange, part: NDArray[np.int64]
+    ) -> ExchangeRequest:
+        """A request for a part of the cohort. All parts have as many rows, and share a
+        program.
+        """
+        selected = select_clients(exchange, part)
+        cohort = replace(selected.cohort, capacity=self._part_rows)
+        return self._request(replace(selected, cohort=cohort), self.model)
+
+    def _exchange_in_parts(self, exchange: Exchange) -> Answers | None:
+        """Run a round for one part of the cohort after another, and add up what all of them
+        send. While a part trains, the states of the next one are read.
+
+        Returns:
+            The answers; None if the server needs more than sums.
+        """
+        parts = self._parts_by_work(exchange)
+        sums: Sums | None = None
+        totals: tuple[Array, ...] = ()
+        done: list[tuple[NDArray[np.int64], ExchangeRequest, Outputs]] = []
+        states: list[tuple[NDArray[np.int64], Any]] = []
+        for part in parts:
+            request = self._request_of_part(exchange, part)
+            if sums is None:
+                sums = self._sums(request, exchange)
+                if sums is None:
+                    return None
+            of_part = tuple((added, weights[:, part]) for added, weights in sums)
+            outputs = self._run(replace(request, sums=of_part))
+            # The devices have copies of the states that the part begins with.
+            request = replace(request, states=())
+            new = outputs.pop("sums")
+            totals = _plus(totals, new) if totals else new
+            # The part before is done when this one has begun.
+            if done:
+                states.append(self._stage(*done[-1]))
+            done.append((part, request, outputs))
+        states.append(self._stage(*done[-1]))
+        assert sums is not None
+        kept = {}
+        row_of_client = np.argsort(np.concatenate(parts))
+
+        def stack(leaves: list[Array], requests: list[ExchangeRequest]) -> NDArray[Any]:
+            """One array of all parts, in the order of the cohort."""
+            rows = []
+            for leaf, request in zip(leaves, requests, strict=True):
+                rows.append(np.asarray(leaf)[np.argsort(request.order)])
+            return np.concatenate(rows)[row_of_client]
+
+        requests = [request for _, request, _ in done]
+        in_order = np.arange(len(row_of_client))
+        for kind in done[0][2]["update"]:
+            leaves = [outputs["update"][kind] for _, _, outputs in done]
+            kept[kind] = ClientRows(stack(leaves, requests), in_order)
+        work = [outputs["work_status"] for _, _, outputs in done]
+        reporting = exchange.cohort.reporting & np.asarray(
+            exchange.downlink.reply, bool
+        )
+        return Answers(
+            reporting=reporting,
+            update=self._summed(exchange, requests[0], sums, totals, kept),
+            states=PartStates(tuple(states)),
+            wait=lambda: _wait(exchange, stack(work, requests), in_order),
+        )
+
+    def _stage(
+        self, part: NDArray[np.int64], request: ExchangeRequest, outputs: Outputs
+    ) -> tuple[NDArray[np.int64], Any]:
+        """Wait for a part of a cohort, and put its new states where `commit` finds them.
+
+        Returns:
+            The part, as `PartStates` holds it.
+        """
+        # Otherwise the states of all parts would be read before the first part is done.
+        jax.block_until_ready(outputs)
+        cohort = request.exchange.cohort
+        index = cohort.rows[request.order]
+        return part, self.states.stage(index, outputs.pop("state"))
+
+    @property
+    def adds_up(self) -> bool:
+        """Whether messages may be added up while the clients train. The sums of canonical
+        runs are taken by the server, in the order of the clients.
+        """
+        is_whole = self.devices.replicated.is_fully_addressable
+        return (
+            is_whole and not self.settings.canonical and not self.devices.own_examples
+        )
 
     def _parts(self, exchange: Exchange) -> list[NDArray[np.int64]]:
         """The positions in the cohort of the clients that one program computes."""
@@ -330,16 +529,62 @@ class DeviceExecutor:
         output = outputs.get("predictor", outputs.get("scores"))
         return Answers(
             reporting=request.reporting[place],
-            update={
-                kind: ClientRows(value, row_of_client)
-                for kind, value in outputs.get("update", {}).items()
-            },
+            update=self._update(request, outputs, row_of_client),
             output=jax.tree.map(lambda leaf: ClientRows(leaf, row_of_client), output),
             states=outputs.get("state"),
             wait=partial(
                 _wait, request.exchange, outputs["work_status"], row_of_client
             ),
         )
+
+    def _update(
+        self,
+        request: ExchangeRequest,
+        outputs: Outputs,
+        row_of_client: NDArray[np.int64],
+    ) -> dict[str, ClientRows]:
+        """What the clients of a request sent, by kind."""
+        update = {
+            kind: ClientRows(value, row_of_client)
+            for kind, value in outputs.get("update", {}).items()
+        }
+        if request.sums is None:
+            return update
+        return self._summed(
+            request.exchange, request, request.sums, outputs["sums"], update
+        )
+
+    def _summed(
+        self,
+        exchange: Exchange,
+        request: ExchangeRequest,
+        sums: Sums,
+        totals: tuple[Array, ...],
+        kept: dict[str, ClientRows],
+    ) -> dict[str, ClientRows]:
+        """What the clients of an exchange sent, by kind, where it was added up.
+
+        Args:
+            exchange: the round.
+            request: of some of its clients.
+            sums: what was added up.
+            totals: the sums.
+            kept: the kinds of which there are rows.
+        """
+        known: dict[str, list[tuple[WeightedSum, Array]]] = {}
+        for (added, weights), total in zip(sums, totals, strict=True):
+            asked = WeightedSum(added.kind, added.index, weights)
+            known.setdefault(added.kind, []).append((asked, total))
+        self._open = exchange
+        again = _Again(self, exchange)
+        update = dict(kept)
+        for kind, sent in self.devices.messages(request).items():
+            if kind not in update:
+                shape = (len(exchange.cohort), *sent.shape)
+                update[kind] = SummedRows(
+                    shape, sent.dtype, known.get(kind, ()), partial(again.rows, kind)
+                )
+        return update
 
     def _order(self, cohort: Cohort) -> NDArray[np.int64]:
         """Choose the row of the program for each client of a cohort.
@@ -424,6 +669,7 @@ class DeviceExecutor:
 
     def commit(self, exchange: Exchange, answers: Answers) -> None:
         """Make the answers' states the clients' states."""
+        self._open = None
         if isinstance(answers.states, PartStates):
             for part, states in answers.states.parts:
                 selected = select_clients(exchange, part)
@@ -475,6 +721,36 @@ class DeviceExecutor:
         refers_to_file = isinstance(snapshot, dict)
         self.states = self._initial_states(in_file=refers_to_file)
         self.states.restore(snapshot)
+
+
+@partial(jax.jit, donate_argnums=0)
+def _plus(totals: tuple[Array, ...], new: tuple[Array, ...]) -> tuple[Array, ...]:
+    """The sums of two parts of a cohort."""
+    return jax.tree.map(jnp.add, totals, new)
+
+
+class _Again:
+    """The messages of single clients, whose sums were not enough: the clients train once
+    more.
+    """
+
+    def __init__(self, executor: DeviceExecutor, exchange: Exchange) -> None:
+        self._executor = executor
+        self._exchange = exchange
+        self._answers: Answers | None = None
+
+    def rows(self, kind: str) -> ClientRows:
+        """The messages of a kind of all clients."""
+        if self._answers is None:
+            require(
+                self._executor._open is self._exchange,
+                "the messages of single clients are there for `Algorithm.server` only;"
+                " it is given sums of them",
+            )
+            assert self._exchange.sums is not None
+            self._exchange.sums.give_up()
+            self._answers = self._executor.exchange(replace(self._exchange, sums=None))
+        return self._answers[kind]
 
 
 def _table(

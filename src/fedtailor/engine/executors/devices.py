@@ -2,8 +2,11 @@
 the clients of exchanges. (`map_clients.py` explains the rows of a program.)
 """
 
+import logging
 import math
-from collections.abc import Hashable, Sequence
+import threading
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
@@ -24,17 +27,22 @@ from fedtailor.engine.client.pool import PoolSize, build_pool
 from fedtailor.engine.client.tasks import Outputs
 from fedtailor.engine.executors.map_clients import (
     AXIS,
+    AddedSum,
     ClientInputs,
     Pipelines,
     Program,
     SharedInputs,
     map_clients,
+    one_client,
 )
 from fedtailor.engine.executors.packing import PackedInputs
+from fedtailor.engine.executors.round_memory import STEP_VECTORS, RoundMemory, gib
 from fedtailor.engine.executors.settings import Settings
 from fedtailor.models import Model
 from fedtailor.models.frozen_arrays import FrozenArrays
 from fedtailor.protocol import NOT_SENT, Algorithm, ClientState, Exchange
+
+_log = logging.getLogger("fedtailor")
 
 MEMORY_SHARE = 0.9
 """The fraction of the free memory that a program may use."""
@@ -44,10 +52,8 @@ UNPLANNED_CHUNK = 32
 """The chunk on accelerators that do not report their memory."""
 
 
-STEP_VECTORS = 4
-"""Vectors of a model's size that a device needs while it trains one client: parameters,
-their gradient, momentum and the result.
-"""
+SLOW_SECONDS = 30.0
+"""After this long it is said what is being compiled."""
 ACTIVITIES = {"client": "a round of training", "evaluate": "an evaluation"}
 
 
@@ -70,6 +76,8 @@ class ExchangeRequest:
             rounds [c, 2].
         reporting: [c] whether each client is to answer.
         states: the states of the clients; every leaf is [row_count, ...].
+        sums: what is added up in place of the clients' messages, with the weights [s, c] in
+            the order of the cohort; None = nothing.
     """
 
     federation: int
@@ -83,6 +91,7 @@ class ExchangeRequest:
     reporting: NDArray[np.bool_]
     states: ClientState
     rows: NDArray[np.int64] | None = None
+    sums: tuple[tuple[AddedSum, NDArray[np.float64]], ...] | None = None
 
     @cached_property
     def program_key(self) -> Hashable:
@@ -118,6 +127,7 @@ class ExchangeRequest:
             (state_structure, state_shapes),
             streams,
             scalars,
+            None if self.sums is None else tuple(added for added, _ in self.sums),
         )
 
 
@@ -171,8 +181,10 @@ class Devices:
         self._last_sources: tuple[Any, ...] = (None, None, None)
         self._last_hyperparameters: Any = None
         self._frozen: tuple[FrozenArrays | None, tuple[Array, ...]] = (None, ())
+        self._messages: dict[Hashable, tuple[Any, dict[str, Any]]] = {}
         self.chunks: dict[Hashable, int] = {}
         self._fitting: set[tuple[Program, int]] = set()
+        self._compiled: set[tuple[Program, int]] = set()
         self._counts_memory = free_memory(self.mesh.local_devices) < math.inf
 
     def _on_all(self, values: NDArray[Any]) -> Array:
@@ -196,6 +208,80 @@ class Devices:
         Returns:
             For each request the outputs of its clients, stacked by rows; see `run_client`.
         """
+        program, shared, clients = self._call(requests)
+        program = program._replace(chunk=self._chunk(program, shared, clients))
+        self._require_memory(program, shared, clients)
+        with self._said_if_slow(program, len(clients.packed.numbers)):
+            outputs = map_clients(program, shared, clients)
+        sums = outputs.pop("sums", None)
+        parts = [outputs]
+        if len(requests) > 1:
+            parts = self._separate(outputs, requests=len(requests))
+        parts = [self._to_server(part) for part in parts]
+        if sums is None:
+            return parts
+        # Each sum has a block of streams for each request.
+        for number, (part, request) in enumerate(zip(parts, requests, strict=True)):
+            of_request = []
+            for total, (added, _) in zip(sums, request.sums or (), strict=True):
+                first = number * added.streams
+                block = total[first : first + added.streams]
+                of_request.append(block if len(requests) > 1 else total)
+            part["sums"] = tuple(of_request)
+        return parts
+
+    @contextmanager
+    def _said_if_slow(self, program: Program, rows: int) -> Iterator[None]:
+        """Say what is being compiled, if it takes long, in the first call of a program."""
+        if (program, rows) in self._compiled:
+            yield
+            return
+        self._compiled.add((program, rows))
+        what = ACTIVITIES.get(program.task, program.task)
+        line = (
+            f"fedtailor: compiling {what} for {rows} clients with"
+            f" {program.model.size:,} parameters; this is done once"
+        )
+        timer = threading.Timer(SLOW_SECONDS, _log.warning, (line,))
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def messages(self, request: ExchangeRequest) -> dict[str, jax.ShapeDtypeStruct]:
+        """The shape and type of what each client of a request will send, by kind."""
+        exchange = request.exchange
+        sources = (
+            exchange.algorithm,
+            exchange.uplink,
+            exchange.received_through,
+            request.model,
+        )
+        streams = tuple(
+            (kind, sent.recipients.shape[1], sent.values.shape)
+            for kind, sent in exchange.downlink.streams.items()
+        )
+        # By identity, as `_hyperparameters`.
+        key = (*map(id, sources), exchange.task, exchange.downlink.mode, streams)
+        if key not in self._messages:
+            program, shared, clients = self._call([request])
+            one = jax.tree.map(
+                lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf)[1:], leaf.dtype),
+                clients,
+            )
+            outputs = one_client.eval_shape(program, shared, one)
+            # The sources are kept, so that no other objects get their identities.
+            self._messages[key] = sources, outputs.get("update", {})
+        return self._messages[key][1]
+
+    def _call(
+        self, requests: Sequence[ExchangeRequest]
+    ) -> tuple[Program, SharedInputs, ClientInputs]:
+        """The arguments of `map_clients` for requests that one program answers together;
+        the chunk is not chosen yet.
+        """
         # What the program takes once (task, hyper-parameters, model) is equal in all
         # requests, and comes from the first one.
         first = requests[0].exchange
@@ -218,19 +304,19 @@ class Devices:
             mode=first.downlink.mode,
             own_examples=self.own_examples,
         )
-        program = program._replace(chunk=self._chunk(program, shared, clients))
-        self._require_memory(program, shared, clients)
-        outputs = map_clients(program, shared, clients)
-        parts = [outputs]
-        if len(requests) > 1:
-            parts = self._separate(outputs, requests=len(requests))
-        return [self._to_server(part) for part in parts]
+        if requests[0].sums is not None:
+            sums = tuple(
+                added._replace(streams=len(requests) * added.streams)
+                for added, _ in requests[0].sums
+            )
+            program = program._replace(sums=sums)
+        return program, shared, clients
 
     def _require_memory(
         self, program: Program, shared: SharedInputs, clients: ClientInputs
     ) -> None:
-        """Refuse a program whose answers would not fit, before it is compiled. (The system
-        ends a process that takes too much memory; accelerators raise an error.)
+        """Refuse a program that would not fit, before it is compiled. (The system ends a
+        process that takes too much memory; accelerators raise an error.)
 
         Raises:
             ValueError: there is less memory than it needs.
@@ -240,28 +326,49 @@ class Devices:
             return
         self._fitting.add((program, rows))
         room = available_memory()
-        model = program.model
-        vector = model.size * np.dtype(model.precision.sums).itemsize
         # To trace a program takes time, and most are far from any limit.
-        if (rows + STEP_VECTORS) * vector < 0.02 * room:
+        vector = _vector(program.model)
+        if (rows + STEP_VECTORS * self.mesh.size) * vector < 0.02 * room:
             return
-        outputs = jax.eval_shape(partial(map_clients, program), shared, clients)
-        answers = sum(
-            leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(outputs)
-        )
-        # The last round's answers are there until those of this one are.
-        needed = 2 * answers + STEP_VECTORS * self.mesh.size * vector
-        frozen = 0 if model.frozen is None else model.frozen.nbytes
+        memory = self.memory(program, shared, clients)
+        # What clients start from is there already.
         held = sum(leaf.nbytes for leaf in jax.tree.leaves(clients.state))
+        needed = memory.total - memory.streams - held
+        frozen = 0 if program.model.frozen is None else program.model.frozen.nbytes
         require(
             needed <= room,
-            f"{ACTIVITIES.get(program.task, program.task)} needs about"
-            f" {_gib(needed)} of memory and {_gib(room)} are free ({rows} clients, whose"
-            f" answers take {_gib(answers / rows)} each, beside {_gib(held + frozen)}"
-            f" that are there); train a part of the {model.size:,} parameters"
-            " (fedtailor.models.lora or frozen), or let fewer clients take part in a"
-            " round (participation)",
+            f"{ACTIVITIES.get(program.task, program.task)} needs about {gib(needed)} of"
+            f" memory and {gib(room)} are free ({_needs(memory)}, beside"
+            f" {gib(held + frozen)} that are there); {_advice(memory, program)}",
         )
+
+    def memory(
+        self, program: Program, shared: SharedInputs, clients: ClientInputs
+    ) -> RoundMemory:
+        """What a program needs of the memory, by the shapes of its inputs and outputs."""
+        outputs = dict(jax.eval_shape(partial(map_clients, program), shared, clients))
+        devices = self.mesh.size
+        # On each device the sums of its own clients, and those of all.
+        sums = 2 * devices * _bytes(outputs.pop("sums", ()))
+        after = _bytes(outputs.pop("state", ()))
+        return RoundMemory(
+            clients=len(clients.packed.numbers),
+            devices=devices,
+            model=_vector(program.model),
+            streams=devices * _bytes(shared.streams),
+            states=_bytes(clients.state) + after,
+            training=devices * program.chunk * STEP_VECTORS * _vector(program.model),
+            answers=sums + _bytes(outputs),
+            are_sums=program.sums is not None,
+        )
+
+    def plan(self, request: ExchangeRequest) -> RoundMemory:
+        """What a request will need of the memory; nothing is compiled."""
+        program, shared, clients = self._call([request])
+        chunk = self.settings.chunk or (
+            UNPLANNED_CHUNK if self.settings.trains_in_chunks else 1
+        )
+        return self.memory(program._replace(chunk=chunk), shared, clients)
 
     def frozen(self, model: Model) -> tuple[Array, ...]:
         """The frozen arrays of a model, once on every device."""
@@ -293,15 +400,50 @@ class Devices:
                 offset[kind] = count
                 count += len(values)
             streams[kind] = parts[0] if len(parts) == 1 else jnp.concatenate(parts)
-        return streams, list(map(self._pack, requests, offsets))
+        packed = []
+        for number, (request, offset) in enumerate(zip(requests, offsets, strict=True)):
+            weights = None
+            if request.sums is not None:
+                weights = self._weights(request.sums, request, number, len(requests))
+            packed.append(self._pack(request, offset, weights))
+        return streams, packed
 
-    def _pack(self, request: ExchangeRequest, offset: dict[str, int]) -> ClientInputs:
+    def _weights(
+        self,
+        sums: tuple[tuple[AddedSum, NDArray[np.float64]], ...],
+        request: ExchangeRequest,
+        number: int,
+        requests: int,
+    ) -> NDArray[Any]:
+        """The weights [c, w] of a request's clients in the sums of all requests: each sum
+        has a block of streams for each of them, and the clients of the others have no
+        weight in it.
+        """
+        blocks = []
+        for added, weights in sums:
+            block = np.zeros(
+                (len(request.order), requests, added.streams),
+                request.model.precision.sums,
+            )
+            block[:, number] = weights.T[request.order]
+            blocks.append(block.reshape(len(block), -1))
+        if not blocks:
+            return np.zeros((len(request.order), 0), np.float32)
+        return np.concatenate(blocks, axis=1)
+
+    def _pack(
+        self,
+        request: ExchangeRequest,
+        offset: dict[str, int],
+        weights: NDArray[Any] | None,
+    ) -> ClientInputs:
         """The inputs of a request's clients.
 
         Args:
             request: the clients, and what they are sent.
             offset: kind of message -> the number of the request's first stream among the
                 streams of all requests.
+            weights: [c, w] of the clients in sums; None = there are none.
         """
         downlink = request.exchange.downlink
         addresses = (
@@ -323,6 +465,7 @@ class Devices:
             request.reporting,
             stream_index,
             request.rows,
+            weights,
         )
         scalars = {
             name: self._scalar(value, request)
@@ -447,9 +590,45 @@ def place(values: ArrayLike, sharding: Sharding) -> Array:
     return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
 
 
-def _gib(size: float) -> str:
-    """Bytes, for messages."""
-    return f"{size / 2**30:,.{0 if size > 10 * 2**30 else 2}f} GiB"
+def _vector(model: Model) -> int:
+    """Bytes of a model in the type of its training."""
+    return model.size * np.dtype(model.precision.sums).itemsize
+
+
+def _bytes(tree: Any) -> int:
+    """Bytes of all arrays of a tree."""
+    leaves = jax.tree.leaves(tree)
+    return sum(math.prod(np.shape(leaf)) * leaf.dtype.itemsize for leaf in leaves)
+
+
+def _needs(memory: RoundMemory) -> str:
+    """What needs most of a program's memory."""
+    each = gib((memory.answers + memory.states) / memory.clients)
+    if memory.are_sums:
+        return (
+            f"{memory.clients} clients, whose states take"
+            f" {gib(memory.states / memory.clients)} each before and after the round,"
+            f" and {gib(memory.training + memory.answers)} for those that train at the"
+            " same time and their sums"
+        )
+    return f"{memory.clients} clients, whose answers and states take {each} each"
+
+
+def _advice(memory: RoundMemory, program: Program) -> str:
+    """What makes a program smaller."""
+    parts = []
+    if memory.devices > 1:
+        saved = (memory.streams + memory.training) * (1 - 1 / memory.devices)
+        if memory.are_sums:
+            saved += memory.answers * (1 - 1 / memory.devices)
+        parts.append(f"train on one device (devices=1), which needs {gib(saved)} less")
+    if memory.states or not memory.are_sums:
+        parts.append("let fewer clients take part in a round (participation)")
+    parts.append(
+        f"train a part of the {program.model.size:,} parameters (fedtailor.models.lora or"
+        " frozen)"
+    )
+    return ", or ".join(parts)
 
 
 def free_memory(devices: Sequence[Any]) -> float:

@@ -178,14 +178,19 @@ def _answer_all(members: Sequence[_Member]) -> None:
         exchange = member.exchange
         assert exchange is not None
         try:
+            # A single run shares its programs with nobody.
+            if len(members) == 1:
+                member.reply = member.executor.exchange(exchange)
+                continue
             requests = member.executor.requests(exchange)
             # Exchanges in parts, and executors without compilation, cannot share a
             # program.
             if len(requests) > 1 or isinstance(member.executor, DebugExecutor):
                 member.reply = member.executor.exchange(exchange)
             else:
-                key = id(member.executor.devices), requests[0].program_key
-                groups.setdefault(key, []).append((member, requests[0]))
+                request = member.executor.in_sums(requests[0])
+                key = id(member.executor.devices), request.program_key
+                groups.setdefault(key, []).append((member, request))
         except Exception as error:
             member.reply = error
     for group in groups.values():

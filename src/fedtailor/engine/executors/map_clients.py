@@ -28,6 +28,7 @@ from fedtailor.engine.executors.packing import PackedInputs
 from fedtailor.models import Model
 from fedtailor.models.frozen_arrays import placed
 from fedtailor.protocol import (
+    PRIVATE_STEPS,
     Algorithm,
     BatchMetric,
     ClientState,
@@ -42,6 +43,25 @@ AXIS = "clients"
 """The axis of the mesh of devices."""
 
 
+class AddedSum(NamedTuple):
+    """Weighted sums over the clients of a program of one array that each of them sends.
+
+    Attributes:
+        kind: of the message.
+        index: if each client sends several arrays of this kind, which of them; None = it
+            sends one.
+        streams: the number of sums, s.
+        shape: of the array.
+        dtype: of the sums.
+    """
+
+    kind: str
+    index: int | None
+    streams: int
+    shape: tuple[int, ...]
+    dtype: str
+
+
 class Program(NamedTuple):
     """What a program is compiled for: the static arguments of `map_clients`.
 
@@ -53,6 +73,8 @@ class Program(NamedTuple):
         chunk: the number of clients that a device trains at the same time.
         mode: `Downlink.mode`.
         own_examples: whether each device has the examples of its own clients only.
+        sums: the sums of the clients' messages that take the place of the messages
+            themselves; None = the messages are returned.
     """
 
     task: ClientTask
@@ -62,6 +84,7 @@ class Program(NamedTuple):
     chunk: int
     mode: str = ""
     own_examples: bool = False
+    sums: tuple[AddedSum, ...] | None = None
 
 
 class ClientInputs(NamedTuple):
@@ -128,7 +151,8 @@ def map_clients(
 
     Returns:
         The outputs of `run_client`, stacked: every leaf is [r, ...] and sharded over the
-        mesh.
+        mesh. With `Program.sums` the messages that are added up are missing, and "sums"
+        are the sums [s, ...], in their order and on every device.
     """
     replicated, sharded = PartitionSpec(), PartitionSpec(AXIS)
     pool: Any = replicated
@@ -150,25 +174,147 @@ def map_clients(
         jax.shard_map,
         mesh=program.mesh,
         in_specs=(shared_specs, sharded),
-        out_specs=sharded,
+        out_specs=(sharded, replicated),
         check_vma=False,
     )
-    def map_shard(shared: SharedInputs, clients: ClientInputs) -> Outputs:
-        """Run the clients of one device."""
-        run = partial(
-            run_client,
-            program.task,
-            program.model,
-            shared,
-            metrics=program.metrics,
-            mode=program.mode,
-        )
+    def map_shard(
+        shared: SharedInputs, clients: ClientInputs
+    ) -> tuple[Outputs, tuple[Array, ...]]:
+        """Run the clients of one device, and add up what those of all devices send."""
+        run = partial(_run_client_of, program, shared)
         # One client at a time is a plain loop: under vmap, matrix products become
         # batched ones, which are slower even for a batch of one.
-        batch_size = None if program.chunk == 1 else program.chunk
-        return jax.lax.map(run, clients, batch_size=batch_size)
+        if program.sums is None:
+            batch_size = None if program.chunk == 1 else program.chunk
+            return jax.lax.map(run, clients, batch_size=batch_size), ()
+        outputs, sums = _map_and_add(run, program.sums, program.chunk, clients)
+        return outputs, jax.lax.psum(sums, AXIS)
 
-    return map_shard(shared, clients)
+    outputs, sums = map_shard(shared, clients)
+    return outputs if program.sums is None else {**outputs, "sums": sums}
+
+
+def _run_client_of(
+    program: Program, shared: SharedInputs, client: ClientInputs
+) -> Outputs:
+    """`run_client` of a program's client."""
+    return run_client(
+        program.task,
+        program.model,
+        shared,
+        client,
+        metrics=program.metrics,
+        mode=program.mode,
+    )
+
+
+one_client = jax.jit(_run_client_of, static_argnames="program")
+"""The same, for the shapes of its outputs, which JAX remembers for all runs of a process. It
+is never compiled.
+"""
+
+
+def _map_and_add(
+    run: Callable[[ClientInputs], Outputs],
+    sums: tuple[AddedSum, ...],
+    chunk: int,
+    clients: ClientInputs,
+) -> tuple[Outputs, tuple[Array, ...]]:
+    """Run the clients of one device, chunk by chunk, and add up what they send.
+
+    Args:
+        run: one client's outputs.
+        sums: what to add up.
+        chunk: the number of clients that run at the same time.
+        clients: their inputs [r, ...].
+
+    Returns:
+        The outputs [r, ...] without the messages that are added up; and the sums [s, ...].
+    """
+    totals = tuple(
+        jnp.zeros((added.streams, *added.shape), added.dtype) for added in sums
+    )
+
+    def add_client(
+        totals: tuple[Array, ...], client: ClientInputs
+    ) -> tuple[tuple[Array, ...], Outputs]:
+        outputs = run(client)
+        messages, outputs = _split(outputs)
+        return _added(totals, messages, client.packed.weights, sums), outputs
+
+    def add_chunk(
+        totals: tuple[Array, ...], clients: ClientInputs
+    ) -> tuple[tuple[Array, ...], Outputs]:
+        messages, outputs = _split(jax.vmap(run)(clients))
+        weights = jax.vmap(lambda packed: packed.weights)(clients.packed)
+        return _added(totals, messages, weights, sums), outputs
+
+    if chunk == 1:
+        totals, outputs = jax.lax.scan(add_client, totals, clients)
+        return outputs, totals
+    rows = len(clients.packed.numbers)
+    whole = rows // chunk * chunk
+    parts = []
+    if whole:
+        chunks = jax.tree.map(
+            lambda leaf: leaf[:whole].reshape(-1, chunk, *leaf.shape[1:]), clients
+        )
+        totals, outputs = jax.lax.scan(add_chunk, totals, chunks)
+        parts.append(
+            jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), outputs)
+        )
+    if whole < rows:
+        rest = jax.tree.map(lambda leaf: leaf[whole:], clients)
+        totals, outputs = add_chunk(totals, rest)
+        parts.append(outputs)
+    if len(parts) == 1:
+        return parts[0], totals
+    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts), totals
+
+
+def _split(outputs: Outputs) -> tuple[dict[str, Array], Outputs]:
+    """Divide outputs into the messages that the server sees sums of, and the rest. What
+    clients count for the accounting of privacy is no such message.
+    """
+    update = outputs["update"]
+    kept = {kind: update[kind] for kind in update if kind == PRIVATE_STEPS}
+    return update, {**outputs, "update": kept}
+
+
+def _added(
+    totals: tuple[Array, ...],
+    messages: dict[str, Array],
+    weights: Array,
+    sums: tuple[AddedSum, ...],
+) -> tuple[Array, ...]:
+    """Sums, and what one client or a chunk of clients adds to them.
+
+    Args:
+        totals: the sums so far [s, ...].
+        messages: kind -> what they send [...], or [chunk, ...].
+        weights: their weights in all sums [w], or [chunk, w].
+        sums: what is added up.
+    """
+    new, first = [], 0
+    for total, added in zip(totals, sums, strict=True):
+        weight = weights[..., first : first + added.streams].astype(total.dtype)
+        first += added.streams
+        sent = messages[added.kind]
+        if added.index is not None:
+            sent = sent[..., added.index, *([slice(None)] * len(added.shape))]
+        # What a client without weight has made may be NaN, and 0 * NaN is NaN.
+        is_used = (weight != 0).any(axis=-1)
+        is_used = is_used.reshape(is_used.shape + (1,) * len(added.shape))
+        sent = jnp.where(is_used, sent, 0).astype(total.dtype)
+        if weight.ndim == 1:
+            total = total + along_axis(weight, 0, total.ndim) * sent
+        else:
+            # In full precision, also on accelerators that would round to TF32.
+            total = total + jnp.tensordot(
+                weight, sent, (0, 0), precision=jax.lax.Precision.HIGHEST
+            )
+        new.append(total)
+    return tuple(new)
 
 
 def run_client(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool, Float, Int
 from numpy.typing import NDArray
 
 from fedtailor.engine.client.pool import ClientAddress
@@ -28,13 +28,17 @@ class PackedInputs:
 
     Attributes:
         numbers: [w] address (10), round, reply, then the streams of every kind of
-            message; over a cohort [c, w].
+            message, and the bits of its weights; over a cohort [c, w].
         kinds: for each kind of message its name, and how many streams of it a client
             receives.
+        sums: in how many sums the client has a weight.
+        weight_type: the type of its weights.
     """
 
     numbers: Int[Array, "*c w"]
     kinds: tuple[tuple[str, int], ...] = field(metadata={"static": True})
+    sums: int = field(default=0, metadata={"static": True})
+    weight_type: str = field(default="float32", metadata={"static": True})
 
     @staticmethod
     def pack(
@@ -44,6 +48,7 @@ class PackedInputs:
         reply: NDArray[np.bool_],
         stream_index: dict[str, NDArray],
         rows: NDArray[np.int64] | None = None,
+        weights: Float[np.ndarray, "c sums"] | None = None,
     ) -> "PackedInputs":
         """Pack the inputs of a cohort [c].
 
@@ -55,28 +60,38 @@ class PackedInputs:
             stream_index: kind -> [c, k] the indices of the streams that each client
                 receives, or `NOT_SENT`.
             rows: [c] the row of each client; None = the first c rows.
+            weights: the weights of each client in sums; None = there are no sums.
 
         Returns:
             Host arrays [row_count, w]. All other rows are padding: these clients have no
-            examples and receive nothing.
+            examples, receive nothing, and have no weight.
         """
         count = len(reply)
         kinds = tuple((kind, index.shape[1]) for kind, index in stream_index.items())
         width = FIRST_STREAM + sum(columns for _, columns in kinds)
+        if weights is None:
+            weights = np.zeros((count, 0), np.float32)
+        words = np.ascontiguousarray(weights).view(np.int32)
         # Padding has an address without examples, and receives no stream.
-        numbers = np.zeros((row_count, width), np.int32)
-        numbers[count if rows is None else 0 :, FIRST_STREAM:] = NOT_SENT
+        numbers = np.zeros((row_count, width + words.shape[1]), np.int32)
+        numbers[count if rows is None else 0 :, FIRST_STREAM:width] = NOT_SENT
         columns = [
             *(part.view(np.int32) for part in addresses),
             rounds[:, None],
             reply[:, None],
             *stream_index.values(),
+            words,
         ]
         if rows is None:
             np.concatenate(columns, axis=1, out=numbers[:count], casting="same_kind")
         else:
             numbers[rows] = np.concatenate(columns, axis=1, casting="same_kind")
-        return PackedInputs(numbers, kinds)  # pyright: ignore[reportArgumentType] (the program takes host arrays)
+        return PackedInputs(
+            numbers,  # pyright: ignore[reportArgumentType] (the program takes host arrays)
+            kinds,
+            weights.shape[1],
+            weights.dtype.name,
+        )
 
     @property
     def address(self) -> ClientAddress:
@@ -94,6 +109,18 @@ class PackedInputs:
     def reply(self) -> Bool[Array, ""]:
         """Whether the server will use the client's answer."""
         return self.numbers[11] != 0
+
+    @property
+    def weights(self) -> Float[Array, " sums"]:
+        """The client's weight in each sum."""
+        if not self.sums:
+            return jnp.zeros(0, self.weight_type)
+        first = FIRST_STREAM + sum(count for _, count in self.kinds)
+        # A number of 64 bits takes two words.
+        words = self.numbers[first:].reshape(self.sums, -1)
+        is_word = words.shape[1] == 1
+        bits = words[:, 0] if is_word else words
+        return jax.lax.bitcast_convert_type(bits, jnp.dtype(self.weight_type))
 
     @property
     def stream_index(self) -> dict[str, Int[Array, " k"]]:

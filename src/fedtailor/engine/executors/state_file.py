@@ -9,13 +9,14 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from numpy.typing import NDArray
 
 from fedtailor._base.choice import require
+from fedtailor.engine.executors.states import clients_of_part
 from fedtailor.protocol import ClientState
 
 MAX_BYTES = 2**28
@@ -23,8 +24,10 @@ MAX_BYTES = 2**28
 evaluated.
 """
 
-SLOTS = 3
-"""Slots of a client in the file: two that checkpoints may refer to, and one to write to."""
+SLOTS = 4
+"""Slots of a client in the file: two that checkpoints may refer to, its present one, and one
+to write to.
+"""
 
 INITIAL = -1
 """The slot of a client that still has the initial state, which is not in the file."""
@@ -43,10 +46,22 @@ def remove_unused_states(directory: Path, phases: set[int]) -> None:
             path.unlink()
 
 
+class _Staged(NamedTuple):
+    """States that are in the file, and not yet those of their clients.
+
+    Attributes:
+        slot: [c] the slot of each.
+        checksum: [c] of each.
+    """
+
+    slot: NDArray[np.int8]
+    checksum: NDArray[np.uint32]
+
+
 class FileStates:
     """`States` in a file.
 
-    The file has three slots for every client. A slot that one of the last two
+    The file has four slots for every client. A slot that one of the last two
     checkpoints refers to is never overwritten: the first write after a checkpoint goes
     to the client's free slot, and later writes replace that one. So a checkpoint stores
     only the number of each client's current slot and its checksum, and whenever the
@@ -101,6 +116,10 @@ class FileStates:
         return max(MAX_BYTES // self._type.itemsize, 1)
 
     @property
+    def part_clients(self) -> int:
+        return clients_of_part(self._type.itemsize)
+
+    @property
     def rows(self) -> ClientState:
         return self.read(np.arange(len(self._slot)), len(self._slot))
 
@@ -129,8 +148,19 @@ class FileStates:
         leaves = [records[name] for name in self._type.names or ()]
         return jax.tree.unflatten(self._tree, leaves)
 
-    def write(self, index: NDArray[np.int64], rows: ClientState) -> None:
-        """Store the first len(index) of `rows` at `index`.
+    def stage(self, index: NDArray[np.int64], rows: ClientState) -> Any:
+        """Write the first len(index) of `rows` to free slots of the clients `index`."""
+        return self._put(index, rows, replaces=False)
+
+    def _put(
+        self, index: NDArray[np.int64], rows: ClientState, replaces: bool
+    ) -> _Staged:
+        """Write states to slots that no checkpoint refers to.
+
+        Args:
+            index: [c] the clients.
+            rows: their states.
+            replaces: whether they may take the place of the present ones.
 
         Raises:
             ValueError: the file cannot be made or the disk is full; resume from the
@@ -141,14 +171,32 @@ class FileStates:
             self._type.names or (), jax.tree.leaves(rows), strict=True
         ):
             records[name] = np.asarray(leaf)[: len(index)]
+        staged = _Staged(np.empty(len(index), np.int8), np.empty(len(index), np.uint32))
         with self._as_value_error():
-            for client, record in zip(index.tolist(), _bytes(records), strict=True):
-                # Of three slots at least one is in neither of the last two checkpoints.
-                in_checkpoints = self._saved[client], self._saved_before[client]
-                free = next(slot for slot in range(SLOTS) if slot not in in_checkpoints)
+            for row, (client, record) in enumerate(
+                zip(index.tolist(), _bytes(records), strict=True)
+            ):
+                # Of four slots at least one is neither the present one nor in one of the
+                # last two checkpoints.
+                taken = [self._saved[client], self._saved_before[client]]
+                if not replaces:
+                    taken.append(self._slot[client])
+                free = next(slot for slot in range(SLOTS) if slot not in taken)
                 _write(self._descriptor(), record.data, self._offset(client, free))
-                self._slot[client] = free
-                self._checksum[client] = zlib.crc32(record)
+                staged.slot[row] = free
+                staged.checksum[row] = zlib.crc32(record)
+        return staged
+
+    def write(self, index: NDArray[np.int64], rows: Any) -> None:
+        """Store the first len(index) of `rows` at `index`, or what was staged for them.
+
+        Raises:
+            ValueError: as `_put`.
+        """
+        is_staged = isinstance(rows, _Staged)
+        staged = rows if is_staged else self._put(index, rows, replaces=True)
+        self._slot[index] = staged.slot
+        self._checksum[index] = staged.checksum
 
     def snapshot(self) -> Any:
         """Flush all states to the disk.

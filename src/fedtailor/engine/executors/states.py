@@ -11,6 +11,18 @@ from numpy.typing import NDArray
 
 from fedtailor.protocol import ClientState
 
+PART_BYTES = 2**25
+"""The most bytes of states in memory that are copied for clients of a round at the same
+time.
+"""
+
+
+def clients_of_part(size: int) -> int:
+    """How many clients with states of `size` bytes start at the same time. It is the same
+    wherever states are kept, so that results are.
+    """
+    return max(PART_BYTES // max(size, 1), 1)
+
 
 class States(Protocol):
     """The states of m clients. An exchange never touches the rows of clients that take
@@ -28,6 +40,13 @@ class States(Protocol):
         """The most clients whose states may be in memory at the same time."""
         ...
 
+    @property
+    def part_clients(self) -> int:
+        """How many clients of a round should start at the same time, so that copies of
+        states take little memory beside the states.
+        """
+        ...
+
     def read(self, index: NDArray[np.int64], row_count: int) -> ClientState:
         """The states of some clients.
 
@@ -41,8 +60,19 @@ class States(Protocol):
         """
         ...
 
-    def write(self, index: NDArray[np.int64], rows: ClientState) -> None:
-        """Store the first len(index) of `rows` at `index`."""
+    def stage(self, index: NDArray[np.int64], rows: ClientState) -> Any:
+        """Put the first len(index) of `rows` where `write` finds them if they become the
+        states at `index`.
+
+        Returns:
+            What `write` is to be given in place of `rows`.
+        """
+        ...
+
+    def write(self, index: NDArray[np.int64], rows: Any) -> None:
+        """Store the first len(index) of `rows` at `index`, or what `stage` returned for
+        them.
+        """
         ...
 
     def snapshot(self) -> Any:
@@ -62,6 +92,11 @@ class _InMemory:
     """Base of states in memory: any number can be read, and snapshots are copies."""
 
     max_clients = sys.maxsize
+    part_clients = sys.maxsize
+
+    def stage(self, index: NDArray[np.int64], rows: ClientState) -> Any:
+        """Nothing to do: the rows are in memory."""
+        return rows
 
     def snapshot_saved(self) -> None:
         """Do nothing: the snapshot was a copy."""
@@ -79,6 +114,8 @@ class HostStates(_InMemory):
         """Initialize all clients with `state`, one client's pytree of arrays."""
         leaves, self._tree = jax.tree.flatten(state)
         self._clients = clients
+        size = sum(np.asarray(leaf).nbytes for leaf in leaves)
+        self.part_clients = clients_of_part(size)
         self._leaves = [
             np.repeat(np.asarray(leaf)[None], clients, axis=0) for leaf in leaves
         ]
@@ -120,7 +157,9 @@ class HostStates(_InMemory):
             self._leaves, self._computed = [], (index, new_leaves)
             return
         for leaf, new in zip(self._in_order(), new_leaves, strict=True):
-            leaf[index] = np.asarray(new)[: len(index)]
+            for first, block in _blocks(new):
+                rows = index[first : first + len(block)]
+                leaf[rows] = block[: len(rows)]
 
     def snapshot(self) -> Any:
         # A list of leaves, as checkpoints hold them.
@@ -158,6 +197,18 @@ class DeviceStates(_InMemory):
         self.rows = jax.tree.unflatten(
             jax.tree.structure(self.rows), [jnp.asarray(leaf) for leaf in saved]
         )
+
+
+def _blocks(leaf: Any) -> list[tuple[int, NDArray[Any]]]:
+    """The rows of an array that each device has, and the first of them. On CPUs they are not
+    copied, as they would be to make one array.
+    """
+    if not isinstance(leaf, jax.Array):
+        return [(0, np.asarray(leaf))]
+    return [
+        (shard.index[0].start or 0, np.asarray(shard.data))
+        for shard in leaf.addressable_shards
+    ]
 
 
 def _pad(index: NDArray[np.int64], row_count: int) -> NDArray[np.int64]:

@@ -8,6 +8,7 @@ from fedtailor.engine.training.callbacks import (
     Callback,
     EarlyStopping,
     UntilConverged,
+    UntilScore,
 )
 from fedtailor.engine.training.metrics import Metrics
 from fedtailor.engine.training.participation import (
@@ -34,5 +35,6 @@ __all__ = [
     "ShowProgress",
     "Training",
     "UntilConverged",
+    "UntilScore",
     "as_participation",
 ]

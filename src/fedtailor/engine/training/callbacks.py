@@ -101,6 +101,40 @@ class UntilConverged(Callback):
         return movement(rounds, costs) != "falling"
 
 
+class UntilScore(Callback):
+    """Stops when the mean validation score over clients, of the metric that the run is
+    judged by, reaches a value.
+
+    Example:
+        >>> from fedtailor.engine.training import UntilScore
+        >>> with_validation = ft.scenarios.digits_rotated(seed=0, val=0.2)
+        >>> reached = ft.run(
+        ...     ft.FedAvg(), with_validation, ft.models.logistic(), rounds=500,
+        ...     callbacks=[UntilScore(0.2)],
+        ... )
+        >>> reached.summary().rounds < 500
+        True
+    """
+
+    def __init__(self, value: float) -> None:
+        """Stop at `value` or better."""
+        self.value = value
+
+    def on_start(self, training: Training, rounds: int) -> bool:
+        return self._holds(training)
+
+    def after_round(self, training: Training, evaluated: bool) -> bool:
+        return evaluated and self._holds(training)
+
+    def _holds(self, training: Training) -> bool:
+        metric = training.metric
+        _, means = training.metrics.curve(metric.name, "val")
+        if not len(means):
+            return False
+        gain = means[-1] - self.value
+        return bool(gain >= 0 if metric.higher_is_better else gain <= 0)
+
+
 class AfterRound(Callback):
     """A plain function as a callback.
 

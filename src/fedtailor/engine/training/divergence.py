@@ -4,7 +4,14 @@ import numpy as np
 
 from fedtailor._base.tensors import is_float
 from fedtailor.models import Model
-from fedtailor.protocol import Cohort, Diverged, Downlink, HiddenRows, Update
+from fedtailor.protocol import (
+    Cohort,
+    Diverged,
+    Downlink,
+    HiddenRows,
+    SummedRows,
+    Update,
+)
 from fedtailor.protocol.errors import negative_variance
 
 
@@ -27,7 +34,7 @@ def require_finite_update(update: Update, cohort: Cohort) -> None:
         Diverged: a client's message is NaN or infinite; it names the first such client.
     """
     for rows in update.values():
-        if isinstance(rows, HiddenRows) or not is_float(rows):
+        if isinstance(rows, HiddenRows | SummedRows) or not is_float(rows):
             continue
         sent = rows.host().reshape(len(cohort), -1)
         wrong = cohort.reporting & ~np.isfinite(sent).all(axis=1)

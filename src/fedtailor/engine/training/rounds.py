@@ -17,6 +17,7 @@ Read the line as a call that asks the clients of `exchange` and waits for their 
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import jax
@@ -43,6 +44,7 @@ from fedtailor.engine.training.noise_alone import aggregate_noise
 from fedtailor.engine.training.privacy import privacy_account, promises_privacy
 from fedtailor.engine.training.private_seed import private_seed
 from fedtailor.engine.training.schedule import SchedulePhase
+from fedtailor.engine.training.server_sums import ServerSums
 from fedtailor.engine.training.simulated_sums import SimulatedSums
 from fedtailor.engine.training.single_rows import note_single_rows
 from fedtailor.engine.training.spec import RunSpec
@@ -59,6 +61,7 @@ from fedtailor.protocol import (
     Exchange,
     Exchanges,
     Executor,
+    ExpectedSums,
     Population,
     announce,
     decode,
@@ -299,8 +302,7 @@ class Rounds(Generic[ExecutorT]):
             cohort: the clients.
             downlink: the algorithm's message to them.
         """
-        announced = announce(self.uplink, downlink, self.uplink_state)
-        exchange = self._new_exchange("client", cohort, announced)
+        exchange = self._round_exchange(cohort, downlink)
         answers = yield exchange
         if self._sums is not None:
             answers = self._sums.hide(answers, cohort)
@@ -315,6 +317,42 @@ class Rounds(Generic[ExecutorT]):
         self.uplink_state = uplink_state
         self.phase.participated[cohort.position] = True
         self._end_round(cohort, exchange.downlink, answers)
+
+    def _round_exchange(self, cohort: Cohort, downlink: Downlink) -> Exchange:
+        """The exchange of a round; arguments are those of `_exchange_round`."""
+        announced = announce(self.uplink, downlink, self.uplink_state)
+        exchange = self._new_exchange("client", cohort, announced)
+        return replace(exchange, sums=self._expected_sums(downlink, exchange))
+
+    def planned_exchange(self) -> Exchange:
+        """The exchange that the next round would yield first, for estimates of what it
+        takes: that of the probe if it is due. Nothing is changed.
+        """
+        if self.phase.probe_is_due:
+            everyone = np.arange(len(self.population))
+            cohort = self._cohort(self.executor.seen, everyone, seen=True)
+            downlink = self.algorithm.probe_downlink(self.server, cohort)
+            return self._new_exchange("probe", cohort, downlink)
+        reporting = self.participation.sample(
+            self.population.ids, self._secret, self.round, self.population.sizes
+        )
+        cohort = self.round_cohort(reporting)
+        return self._round_exchange(
+            cohort, self.algorithm.broadcast(self.server, cohort)
+        )
+
+    def _expected_sums(
+        self, downlink: Downlink, exchange: Exchange
+    ) -> ExpectedSums | None:
+        """What says which sums of a round's answers the server needs (`Exchange.sums`)."""
+        # Behind masks, clients add up what they send.
+        if self._sums is not None or self.algorithm.server_sees != "sums":
+            return None
+        return self._server_sums.of_round(
+            partial(self._aggregate, downlink, exchange),
+            exchange.cohort,
+            exchange.downlink.reply,
+        )
 
     def _next_late_round(self, late: LateRounds) -> Exchanges[None]:
         """Take the answers that have arrived, each of a client that began from the
@@ -484,6 +522,7 @@ class Rounds(Generic[ExecutorT]):
             initial_model: k -> the k-th initial model [d].
         """
         algorithm, rounds = self.schedule[index]
+        self._server_sums = ServerSums()
         # Server, clients and transforms all begin at the same model.
         first_model = initial_model(0)
         self.server = algorithm.init_server(initial_model, self.population)

@@ -104,7 +104,7 @@ def from_torch(
     except Unsupported as error:
         raise ValueError(
             f"{name} cannot be converted: {error}; {error.advice}"
-            f"{see('models-pytorch#what-cannot-be-converted')}"
+            f"{see('models#what-cannot-be-converted')}"
         ) from None
 
 

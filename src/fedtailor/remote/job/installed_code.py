@@ -40,7 +40,7 @@ def check_code(uses: Mapping[str, Callable[..., Any]], agreed: Any) -> None:
                 ("code",),
                 f"{what} is code of the package {package}: read it, and agree to it by"
                 f' {package} = "{digest}" in [code], on every machine'
-                f"{see('deploy-a-method')}",
+                f"{see('write-an-algorithm#deploy-your-method')}",
             )
         if agreed[package] != digest:
             raise ConfigError(

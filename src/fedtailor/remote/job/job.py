@@ -28,10 +28,12 @@ from fedtailor.data.tables.options import Hazard
 from fedtailor.data.tables.windows import Windowing
 from fedtailor.engine.training import (
     MOST_ROUNDS,
+    Callback,
     LateClients,
     Privacy,
     RunSpec,
     Sampling,
+    UntilScore,
     as_participation,
 )
 from fedtailor.engine.training.asynchronous_tables import CLOCK, late_of_table
@@ -114,6 +116,8 @@ class _Training(_Table):
     sampling: Sampling = "uniform"
     metrics: list[str] = []
     late: dict[str, Any] | None = None
+    until_converged: bool = False
+    until_score: float | None = None
 
 
 class _Boosting(_Table):
@@ -231,6 +235,8 @@ class Job:
         deadline: seconds that a round waits for answers.
         content: the file as plain values.
         boosting: trees that may be boosted; None = none.
+        until_score: the training ends as soon as the mean validation score over clients
+            reaches it; None = it does not.
     """
 
     title: str
@@ -242,6 +248,12 @@ class Job:
     deadline: float
     content: Mapping[str, Any] = field(repr=False)
     boosting: Boosting | None = None
+    until_score: float | None = None
+
+    @property
+    def callbacks(self) -> tuple[Callback, ...]:
+        """What may end a run by this job early, beside what its spec says."""
+        return () if self.until_score is None else (UntilScore(self.until_score),)
 
     @property
     def address(self) -> str:
@@ -345,6 +357,15 @@ def _job(document: Document) -> Job:
     schema = _schema(_table(_Data, content, "data"))
     spec = _spec(content, training)
     check_code(_code_of(content, spec), content.get("code", {}))
+    for name in ("until_converged", "until_score"):
+        if getattr(training, name) not in (None, False):
+            with _errors_at("training", name):
+                require(
+                    spec.privacy.evaluate and schema.val > 0,
+                    f"{name} looks at validation rows of the clients, which this job does"
+                    " not measure: set evaluate = true in [privacy] and val in"
+                    " [data], or leave it out",
+                )
     return Job(
         title=title,
         host=host,
@@ -355,6 +376,7 @@ def _job(document: Document) -> Job:
         deadline=training.deadline,
         content=content,
         boosting=_boosting(content, schema, spec),
+        until_score=training.until_score,
     )
 
 
@@ -443,7 +465,7 @@ def _spec(content: Mapping[str, Any], training: _Training) -> RunSpec:
             privacy=_table(Privacy, {"privacy": privacy}, "privacy", also=("uplink",)),
         )
     with _errors_at("training", "late"):
-        return replace(spec, late=late)
+        return replace(spec, late=late, until_converged=training.until_converged)
 
 
 def _late(training: _Training) -> LateClients | None:
@@ -643,7 +665,7 @@ def _algorithm(table: Mapping[str, Any]) -> Algorithm:
         raise ConfigError(
             ("method", "use"),
             "no machine runs a file that a job names; install the method as a package"
-            f" with an entry point{see('deploy-a-method')}",
+            f" with an entry point{see('write-an-algorithm#deploy-your-method')}",
         )
     try:
         method = find_algorithm(name)

@@ -43,7 +43,7 @@ use = "finetune"                  # any of `fedtailor algorithms`, with its hype
 sgd = {{ lr = 0.05, epochs = 1, batch_size = 32 }}
 
 [training]
-rounds = 50
+rounds = 50                       # at most, with until_converged = true, or until_score = 0.9 (validation rows)
 seed = 0
 minimum = {minimum}                       # clients without which a round does not count
 deadline = 300                    # seconds that a round waits for clients; late = {{ buffer = 3 }}: only for 3 answers

@@ -1,9 +1,7 @@
-"""Keys and certificates of a federation, in the formats that Flower reads.
+"""Keys and certificates of a federation, as TLS takes them.
 
-The coordinator authenticates by a TLS certificate, signed by an authority that only
-this federation trusts. A client authenticates by an EC key, whose public key the
-coordinator registers under the client's name. Needs the extra `flower` (package
-`cryptography`).
+The coordinator and its clients have certificates, signed by an authority that only this
+federation trusts. Needs the extra `federation` (package `cryptography`).
 """
 
 import datetime
@@ -11,6 +9,7 @@ import ipaddress
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,13 +26,17 @@ if TYPE_CHECKING:
         GeneralName,
         KeyUsage,
         Name,
+        ObjectIdentifier,
     )
 
 VALID_DAYS = 3 * 365
 """Days for which certificates are valid: longer than a study takes."""
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
-"""Names in every server certificate, by which the coordinator reaches the SuperLink."""
+"""Names in every server certificate, for clients on the coordinator's machine."""
+
+PACKAGES = ("cryptography", "h11", "httpx")
+"""What a federation of machines imports beside the dependencies of fedtailor."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,19 @@ class KeyFiles:
 
     private: bytes
     public: bytes
+
+
+def require_packages() -> None:
+    """Check that what a federation of machines needs is installed.
+
+    Raises:
+        ValueError: it is not.
+    """
+    require(
+        all(find_spec(name) is not None for name in PACKAGES),
+        "a federation of machines needs more packages; run: pip install"
+        " 'fedtailor[federation]'",
+    )
 
 
 def make_authority(name: str) -> KeyFiles:
@@ -84,23 +100,67 @@ def make_server_certificate(authority: KeyFiles, addresses: Sequence[str]) -> Ke
         ValueError: an address is neither a host name nor an IP address.
     """
     from cryptography import x509
+
+    names = list(dict.fromkeys((*addresses, *LOOPBACK)))
+    alternatives = [_alternative_name(name) for name in names]
+    usage = x509.oid.ExtendedKeyUsageOID.SERVER_AUTH
+    return _issue(authority, names[0], alternatives, usage)
+
+
+def make_client_certificate(authority: KeyFiles, name: str) -> KeyFiles:
+    """Make a client's TLS key, and have the authority sign its certificate.
+
+    Args:
+        authority: result of `make_authority`.
+        name: name of the client.
+
+    Returns:
+        The private key and the certificate (both PEM).
+    """
+    from cryptography import x509
+
+    usage = x509.oid.ExtendedKeyUsageOID.CLIENT_AUTH
+    return _issue(authority, name, [], usage)
+
+
+def _issue(
+    authority: KeyFiles,
+    name: str,
+    alternatives: "Sequence[GeneralName]",
+    usage: "ObjectIdentifier",
+) -> KeyFiles:
+    """Make a key, and have the authority sign its certificate.
+
+    Args:
+        authority: result of `make_authority`.
+        name: whose certificate it is.
+        alternatives: the addresses for which it holds.
+        usage: on which side of a connection the key may be used.
+
+    Raises:
+        ValueError: the authority's files are not its key and certificate.
+    """
+    from cryptography import x509
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import ec
 
     authority_certificate = x509.load_pem_x509_certificate(authority.public)
     authority_key = serialization.load_pem_private_key(authority.private, None)
     assert isinstance(authority_key, ec.EllipticCurvePrivateKey)
-    names = list(dict.fromkeys((*addresses, *LOOPBACK)))
-    alternatives = [_alternative_name(name) for name in names]
-    key = ec.generate_private_key(ec.SECP384R1())
-    subject, issuer = _x509_name(names[0]), authority_certificate.subject
-    server_auth = x509.oid.ExtendedKeyUsageOID.SERVER_AUTH
+    # A handshake takes a tenth of the time that it takes with a key on P-384.
+    key = ec.generate_private_key(ec.SECP256R1())
+    issuer = authority_certificate.subject
+    builder = _certificate(_x509_name(name), issuer, key.public_key())
+    if alternatives:
+        builder = builder.add_extension(
+            x509.SubjectAlternativeName(alternatives), critical=False
+        )
     builder = (
-        _certificate(subject, issuer, key.public_key())
-        .add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        builder.add_extension(
+            x509.BasicConstraints(ca=False, path_length=None), critical=True
+        )
         .add_extension(_key_usage("digital_signature"), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([server_auth]), critical=False)
+        .add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
         .add_extension(
             x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False
         )
@@ -126,55 +186,30 @@ def days_left(certificate: bytes) -> int:
     return max(0, (end - datetime.datetime.now(datetime.UTC)).days)
 
 
-def make_client_key() -> KeyFiles:
-    """Make a client's key pair, on the curve P-384.
-
-    Returns:
-        Both keys in OpenSSH format, as SuperNodes and `flwr` read them.
-    """
-    from cryptography.hazmat.primitives import serialization
+def signature(pem: Path, content: bytes) -> bytes:
+    """Sign bytes with the private key in a file (PEM)."""
+    from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
 
-    key = ec.generate_private_key(ec.SECP384R1())
-    private = key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.OpenSSH,
-        serialization.NoEncryption(),
-    )
-    public = key.public_key().public_bytes(
-        serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
-    )
-    return KeyFiles(private, public + b"\n")
+    key = serialization.load_pem_private_key(pem.read_bytes(), None)
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    return key.sign(content, ec.ECDSA(hashes.SHA256()))
 
 
-def registered_form(public: bytes) -> bytes:
-    """Convert a client's public key to the format in which the SuperLink lists it.
-
-    Args:
-        public: the key in OpenSSH format.
-
-    Returns:
-        The same key as PEM.
-
-    Raises:
-        ValueError: it is not an EC public key on a curve that Flower accepts.
-    """
-    from cryptography.exceptions import UnsupportedAlgorithm
-    from cryptography.hazmat.primitives import serialization
+def is_signed_by(certificate: bytes, content: bytes, signed: bytes) -> bool:
+    """Whether bytes were signed with the key of a certificate (PEM)."""
+    from cryptography import x509
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import ec
 
+    key = x509.load_pem_x509_certificate(certificate).public_key()
+    assert isinstance(key, ec.EllipticCurvePublicKey)
     try:
-        key = serialization.load_ssh_public_key(public)
-    except (ValueError, UnsupportedAlgorithm):
-        raise ValueError(
-            "it is no public key in OpenSSH's form; make it with `fedtailor federation"
-            " init`"
-        ) from None
-    if not isinstance(key, ec.EllipticCurvePublicKey):
-        raise ValueError("it is no EC key; make it with `fedtailor federation init`")
-    return key.public_bytes(
-        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-    )
+        key.verify(signed, content, ec.ECDSA(hashes.SHA256()))
+    except InvalidSignature:
+        return False
+    return True
 
 
 def write_new(path: Path, content: bytes, *, secret: bool = False) -> None:

@@ -1,13 +1,13 @@
 """The directory of a federation: the coordinator's files, and a kit for each client.
 
 DIR/job.toml                  what is trained; a copy goes into every kit
-DIR/coordinator/              ca.crt, ca.key, server.crt, server.key, clients/NAME.pub
-DIR/kits/NAME/                ca.crt, client.key, client.toml
+DIR/coordinator/              ca.crt, ca.key, server.crt, server.key, clients/NAME.crt
+DIR/kits/NAME/                ca.crt, client.pem, client.toml
 
 A kit is copied to its client's machine. Only their owner can read private keys, and no
 file is overwritten, but by `renew_certificate` and `renew_keys`. A command that was
 interrupted can be repeated, as `server.crt` is the last of the coordinator's files to be
-written, and a client's public key is written after its kit.
+written, and a client's certificate is written there after its kit.
 """
 
 import re
@@ -25,7 +25,7 @@ from fedtailor.remote.keys.keys import (
     check_host,
     check_secret,
     make_authority,
-    make_client_key,
+    make_client_certificate,
     make_server_certificate,
     replace_file,
     write_new,
@@ -34,12 +34,19 @@ from fedtailor.remote.keys.keys import (
 JOB, COORDINATOR, STATE = "job.toml", "coordinator", "state"
 
 CLIENTS = "clients"
-"""Subdirectory of the coordinator's with the clients' public keys, NAME.pub."""
+"""Subdirectory of the coordinator's with the certificates of the clients that are let in,
+NAME.crt.
+"""
 
 REVOKED = "revoked"
-"""Subdirectory of the coordinator's with the public keys of clients that are not let in
+"""Subdirectory of the coordinator's with the certificates of clients that are not let in
 any more.
 """
+
+PEM = "client.pem"
+"""File of a kit with the client's private key and certificate."""
+
+_OLD = "was made by fedtailor 0.2, whose keys have no certificates"
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
@@ -53,14 +60,14 @@ class Kit:
         name: name of the client.
         job: job of the federation.
         authority: PEM certificate of the federation's authority.
-        key: file with the client's private key.
+        pem: file with the client's private key and certificate.
     """
 
     directory: Path
     name: str
     job: Job
     authority: bytes
-    key: Path
+    pem: Path
 
     @property
     def state(self) -> Path:
@@ -98,6 +105,7 @@ def make_federation(
     """
     _check_names(clients)
     coordinator = directory / COORDINATOR
+    _check_release(coordinator)
     _check_case(coordinator, clients)
     if not (coordinator / "server.crt").exists():
         _make_coordinator(directory, len(clients), address, job, columns)
@@ -108,17 +116,18 @@ def make_federation(
         )
     for name in clients:
         require(
-            not (coordinator / REVOKED / f"{name}.pub").exists(),
+            not (coordinator / REVOKED / f"{name}.crt").exists(),
             f"the client {name} was revoked; renew --clients {name} lets it in again,"
             " with a new key",
         )
-        key = coordinator / CLIENTS / f"{name}.pub"
+        certificate = coordinator / CLIENTS / f"{name}.crt"
         require(
-            not key.exists() and not _kit_directory(directory, name).exists(),
+            not certificate.exists() and not _kit_directory(directory, name).exists(),
             f"there is a client {name} already; choose another name",
         )
+    authority = _read_authority(coordinator)
     for name in clients:
-        _make_kit(directory, name)
+        _make_kit(directory, name, authority)
     return tuple(clients)
 
 
@@ -138,7 +147,11 @@ def read_kit(directory: Path) -> Kit:
         (directory / JOB).is_file(),
         f"copy the coordinator's {JOB} into {directory} first",
     )
-    check_secret(directory / "client.key")
+    require(
+        (directory / PEM).exists() or not (directory / "client.key").exists(),
+        f"the kit {directory} {_OLD}; ask the coordinator for a new one",
+    )
+    check_secret(directory / PEM)
     settings = directory / "client.toml"
     try:
         name = tomllib.loads(settings.read_text(encoding="utf-8"))["name"]
@@ -152,25 +165,39 @@ def read_kit(directory: Path) -> Kit:
         name,
         read_job(directory / JOB),
         (directory / "ca.crt").read_bytes(),
-        directory / "client.key",
+        directory / PEM,
     )
 
 
-def read_public_keys(coordinator: Path) -> dict[str, bytes]:
-    """Read the clients' public keys.
+def read_certificates(coordinator: Path) -> dict[str, bytes]:
+    """Read the certificates of the clients that are let in.
 
     Returns:
-        The key of each client (in OpenSSH format), in the order of the names.
+        The certificate of each client (PEM), in the order of the names.
 
     Raises:
-        ValueError: there are no keys.
+        ValueError: there are none.
     """
-    paths = sorted((coordinator / CLIENTS).glob("*.pub"))
+    _check_release(coordinator)
+    paths = sorted((coordinator / CLIENTS).glob("*.crt"))
     require(
         bool(paths),
         f"{coordinator} knows no clients; make kits with `fedtailor federation init`",
     )
     return {path.stem: path.read_bytes() for path in paths}
+
+
+def _check_release(coordinator: Path) -> None:
+    """Check that a directory was not made by a release whose kits had no certificates.
+
+    Raises:
+        ValueError: it was.
+    """
+    require(
+        not any((coordinator / CLIENTS).glob("*.pub")),
+        f"{coordinator.parent} {_OLD}; make a federation with new kits in another"
+        " directory: fedtailor federation init, with --job for this job.toml",
+    )
 
 
 def _check_names(clients: Sequence[str]) -> None:
@@ -192,7 +219,7 @@ def _check_case(coordinator: Path, clients: Sequence[str]) -> None:
 
     Some file systems do not tell such names apart, and people neither.
     """
-    known = [path.stem for path in coordinator.glob("*/*.pub")]
+    known = [path.stem for path in coordinator.glob("*/*.crt")]
     for index, name in enumerate(clients):
         for other in (*known, *clients[:index]):
             require(
@@ -215,12 +242,8 @@ def renew_certificate(directory: Path, *, authority: bool = False) -> None:
     """
     coordinator, job = directory / COORDINATOR, read_job(directory / JOB)
     _require_federation(directory)
-    if authority:
-        pair = make_authority(directory.resolve().name)
-    else:
-        check_secret(coordinator / "ca.key")
-        certificate = (coordinator / "ca.crt").read_bytes()
-        pair = KeyFiles((coordinator / "ca.key").read_bytes(), certificate)
+    name = directory.resolve().name
+    pair = make_authority(name) if authority else _read_authority(coordinator)
     server = make_server_certificate(pair, [job.host])
     if authority:
         replace_file(coordinator / "ca.key", pair.private, secret=True)
@@ -232,35 +255,37 @@ def renew_certificate(directory: Path, *, authority: bool = False) -> None:
 
 
 def renew_keys(directory: Path, clients: Sequence[str]) -> None:
-    """Make clients' keys anew; the old ones are not accepted any more.
+    """Make clients' keys and certificates anew; the old ones are not accepted any more.
 
-    A kit that is here gets the new key and keeps everything else. For others a kit is
-    made, of which the client needs only the key. A revoked client is let in again.
+    A kit that is here gets the new ones and keeps everything else. For others a kit is
+    made, of which the client needs only `client.pem`. A revoked client is let in again.
 
     Args:
         directory: directory of the federation.
         clients: names of the clients.
 
     Raises:
-        ValueError: there is no such client, or a file cannot be written.
+        ValueError: there is no such client, the authority's key is missing, or a file
+            cannot be written.
     """
     _require_federation(directory)
     coordinator = directory / COORDINATOR
     for name in clients:
         _require_client(coordinator, name, (CLIENTS, REVOKED))
+    authority = _read_authority(coordinator)
     for name in clients:
         kit = _kit_directory(directory, name)
         if not kit.exists():
-            _make_kit(directory, name)
+            _make_kit(directory, name, authority)
         else:
-            pair = make_client_key()
-            replace_file(kit / "client.key", pair.private, secret=True)
-            replace_file(coordinator / CLIENTS / f"{name}.pub", pair.public)
-        (coordinator / REVOKED / f"{name}.pub").unlink(missing_ok=True)
+            pair = make_client_certificate(authority, name)
+            replace_file(kit / PEM, pair.private + pair.public, secret=True)
+            replace_file(coordinator / CLIENTS / f"{name}.crt", pair.public)
+        (coordinator / REVOKED / f"{name}.crt").unlink(missing_ok=True)
 
 
 def revoke(directory: Path, name: str) -> None:
-    """Do not accept a client's key any more.
+    """Do not accept a client's certificate any more.
 
     Raises:
         ValueError: there is no such client, or it is the last one.
@@ -269,12 +294,12 @@ def revoke(directory: Path, name: str) -> None:
     coordinator = directory / COORDINATOR
     _require_client(coordinator, name, (CLIENTS,))
     require(
-        len(read_public_keys(coordinator)) > 1,
+        len(read_certificates(coordinator)) > 1,
         f"{name} is the last client; stop the coordinator instead",
     )
     (coordinator / REVOKED).mkdir(exist_ok=True)
-    key = coordinator / CLIENTS / f"{name}.pub"
-    key.rename(coordinator / REVOKED / key.name)
+    certificate = coordinator / CLIENTS / f"{name}.crt"
+    certificate.rename(coordinator / REVOKED / certificate.name)
 
 
 def _require_federation(directory: Path) -> None:
@@ -282,12 +307,13 @@ def _require_federation(directory: Path) -> None:
         (directory / COORDINATOR / "server.crt").is_file(),
         f"{directory} holds no federation; make it with `fedtailor federation init`",
     )
+    _check_release(directory / COORDINATOR)
 
 
 def _require_client(coordinator: Path, name: str, folders: Sequence[str]) -> None:
-    paths = [coordinator / folder / f"{name}.pub" for folder in folders]
+    paths = [coordinator / folder / f"{name}.crt" for folder in folders]
     is_known = bool(_NAME.fullmatch(name)) and any(path.exists() for path in paths)
-    known = sorted(path.stem for path in (coordinator / CLIENTS).glob("*.pub"))
+    known = sorted(path.stem for path in (coordinator / CLIENTS).glob("*.crt"))
     require(is_known, f"there is no client {name}; the clients are {', '.join(known)}")
 
 
@@ -367,17 +393,33 @@ def _authority(coordinator: Path, name: str) -> KeyFiles:
     return authority
 
 
-def _make_kit(directory: Path, name: str) -> None:
-    """Make a client's kit, then register the client's public key."""
-    pair, coordinator = make_client_key(), directory / COORDINATOR
+def _read_authority(coordinator: Path) -> KeyFiles:
+    """Read the authority, which signs certificates.
+
+    Raises:
+        ValueError: its key is missing, or others can read it.
+    """
+    key = coordinator / "ca.key"
+    require(
+        key.exists(),
+        f"certificates are signed with {key}, and it is missing; bring it back for this",
+    )
+    check_secret(key)
+    return KeyFiles(key.read_bytes(), (coordinator / "ca.crt").read_bytes())
+
+
+def _make_kit(directory: Path, name: str, authority: KeyFiles) -> None:
+    """Make a client's kit, then register the client's certificate."""
+    pair = make_client_certificate(authority, name)
+    coordinator = directory / COORDINATOR
     unfinished = directory / "kits" / f".{name}.part"
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(mode=0o700, parents=True)
     write_new(unfinished / "ca.crt", (coordinator / "ca.crt").read_bytes())
-    write_new(unfinished / "client.key", pair.private, secret=True)
+    write_new(unfinished / PEM, pair.private + pair.public, secret=True)
     write_new(unfinished / "client.toml", f'name = "{name}"\n'.encode())
     unfinished.rename(_kit_directory(directory, name))
-    replace_file(coordinator / CLIENTS / f"{name}.pub", pair.public)
+    replace_file(coordinator / CLIENTS / f"{name}.crt", pair.public)
 
 
 def _kit_directory(directory: Path, name: str) -> Path:

@@ -3,7 +3,9 @@
 The run directory has the same format as that of a simulated run.
 """
 
+import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,10 +35,14 @@ from fedtailor.remote.keys.secret import run_identity, secret_in
 from fedtailor.remote.server.executor import RemoteExecutor, Rules, population_table
 from fedtailor.remote.server.rounds import COMPILE_S, PATIENCE_S, RemoteTraining
 from fedtailor.remote.wire.run_log import info_of
-from fedtailor.remote.wire.transport import Transport
+from fedtailor.remote.wire.transport import PendingExchange, Transport
 
-FindArrivals = Callable[[Collection[str]], Mapping[str, NDArray[np.int64]]]
-"""(names of known clients) -> numbers of rows [3] of others that have come, by name."""
+FindArrivals = Callable[
+    [Collection[str], PendingExchange], Mapping[str, NDArray[np.int64]]
+]
+"""(names of known clients, requests to them that are open) -> numbers of rows [3] of
+others that have come, by name.
+"""
 
 
 def coordinate(
@@ -52,7 +58,8 @@ def coordinate(
     callbacks: Sequence[Callback] = (),
     patience: float = PATIENCE_S,
     compile_time: float = COMPILE_S,
-    arrivals: FindArrivals = lambda known: {},
+    arrivals: FindArrivals = lambda known, late: {},
+    stopped: threading.Event | None = None,
     log: Callable[[str], None] = lambda line: None,
 ) -> Run:
     """Train by the job, and have each client store its personal model.
@@ -75,9 +82,10 @@ def coordinate(
         patience: seconds for which a round that too few clients answer is asked again.
         compile_time: seconds that the first exchange of each task waits in addition to
             the job's deadline.
-        arrivals: called after each round with the names of all clients that are known;
-            returns the numbers of rows [3] of others that have come, by name. They are
-            served as newcomers.
+        arrivals: called after each round with the names of all clients that are known, and
+            the requests to them that are open; returns the numbers of rows [3] of others
+            that have come, by name. They are served as newcomers.
+        stopped: ends the run after its round when it is set; None = Ctrl-C and SIGTERM do.
         log: called with a line for every answer that is refused, and with one line
             that names all clients that did not answer.
 
@@ -147,7 +155,7 @@ def coordinate(
     )
     spec = replace(job.spec, model=plan.model, evaluate_every=evaluate_every)
     secret = secret_in(directory) if plan.coordinator_needs_secret else None
-    with interrupts() as stop:
+    with interrupts() if stopped is None else nullcontext(stopped) as stop:
 
         def create(spec: RunSpec, executor: RemoteExecutor) -> RemoteTraining:
             training = RemoteTraining(spec, executor, secret=secret)
@@ -158,6 +166,7 @@ def coordinate(
             spec,
             executor,
             callbacks=(
+                *job.callbacks,
                 *callbacks,
                 _Newcomers(arrivals, unseen_rows),
                 _Answers(store),
@@ -193,7 +202,7 @@ class _Newcomers(Callback):
         assert isinstance(training, RemoteTraining)
         executor = training.executor
         known = {*executor.seen.names, *executor.unseen.names}
-        arrived = self._arrivals(known)
+        arrived = self._arrivals(known, executor.late)
         if not arrived:
             return
         self._rows.update(arrived)

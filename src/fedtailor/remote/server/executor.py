@@ -425,6 +425,7 @@ class RemoteExecutor:
             minimum=self._minimum(exchange),
             log=self._log,
             poll_interval=self.rules.poll_interval,
+            late=self.late,
         )
         self._record_received(
             exchange.task, {name: digests[name] for name in result.replies}
@@ -511,7 +512,7 @@ class RemoteExecutor:
         """
         goes_on = not self._is_delivering and exchange.cohort.round < self.plan.rounds
         is_measured = exchange.task in ("evaluate", "init_unseen")
-        if self._transport.late is not self.late or not goes_on or not is_measured:
+        if not self.late.is_used or not goes_on or not is_measured:
             return set()
         online = self.online()
         names = exchange.cohort.clients.names

@@ -41,6 +41,9 @@ class LateRequests(PendingExchange):
 
     A client has at most one of them. Its answer stays in `replies`, in the order in which
     answers came, until a step takes it.
+
+    Attributes:
+        is_used: whether there has been one.
     """
 
     def __init__(self, transport: Transport) -> None:
@@ -50,6 +53,7 @@ class LateRequests(PendingExchange):
             self._by_client, lambda request: self._specs[request.client], {}, {}
         )
         self._transport = transport
+        self.is_used = False
 
     def ask(
         self, request: Request, cached: Request | None, expected: dict[str, ArraySpec]
@@ -64,7 +68,7 @@ class LateRequests(PendingExchange):
         name = request.client
         request = identified(self._transport, request)
         self._by_client[name], self._specs[name] = request, expected
-        self._transport.late = self
+        self.is_used = True
         self.open[name] = None
         self.refused.pop(name, None)
         if cached is not None:

@@ -170,7 +170,7 @@ class Monitor(Callback):
         try:
             self._check()
         except Exception:  # whatever it is, the coordinator does not work
-            return False, "the SuperLink has ended"
+            return False, "the port is not served any more"
         return True, self.status.state
 
     def _write(self) -> None:

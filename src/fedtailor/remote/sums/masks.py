@@ -3,10 +3,7 @@
 Key agreement, masks, encrypted secret shares, and fixed-point numbers.
 
 X25519, HKDF, ChaCha20 and ChaCha20-Poly1305 come from `cryptography`. Shamir's secret
-sharing comes from PyCryptodome, which Flower's secure aggregation uses as well. The
-extra `flower` installs both. Flower's generator of masks is not used: it folds a key to
-32 bits, which a coordinator could find by trying all values, and seeds a Mersenne
-Twister with them.
+sharing comes from PyCryptodome. The extra `federation` installs both.
 """
 
 import hashlib

@@ -9,7 +9,7 @@ exchange, but is logged in one line that names the client.
 import secrets
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -53,13 +53,13 @@ class Transport(Protocol):
     Attributes:
         origins: where the clients' answers came from.
         revoked: clients that are not let in any more, so that they are not waited for.
-        late: requests that stay open while others are exchanged, for clients that may
-            answer late; None = there are none.
     """
 
-    origins: Origins
-    revoked: set[str]
-    late: "PendingExchange | None"
+    @property
+    def origins(self) -> Origins: ...
+
+    @property
+    def revoked(self) -> Collection[str]: ...
 
     def online(self) -> Mapping[str, str]:
         """The clients that are online, each with an id of its connection.
@@ -189,6 +189,7 @@ def send_and_receive(
     log: Callable[[str], None] = lambda line: None,
     waiting: Callable[[PendingExchange], None] = lambda pending: None,
     poll_interval: float = POLL_INTERVAL_S,
+    late: PendingExchange | None = None,
 ) -> ExchangeResult:
     """Send requests, and collect the answers until all have arrived or the deadline.
 
@@ -208,6 +209,7 @@ def send_and_receive(
             names all clients that did not answer.
         waiting: called after every poll that leaves requests open.
         poll_interval: longest time in seconds from one poll to the next.
+        late: requests that stay open meanwhile, whose answers may come.
 
     Returns:
         The accepted answers, why others were refused, and which are missing.
@@ -235,7 +237,7 @@ def send_and_receive(
     begun = time.monotonic()
     while pending.open:
         polled = time.monotonic()
-        poll(transport, pending, log)
+        poll(transport, pending, log, late)
         if time.time() >= deadline:
             break
         if pending.open:
@@ -266,17 +268,20 @@ def identified(transport: Transport, request: Request) -> Request:
 
 
 def poll(
-    transport: Transport, pending: PendingExchange, log: Callable[[str], None]
+    transport: Transport,
+    pending: PendingExchange,
+    log: Callable[[str], None],
+    late: PendingExchange | None = None,
 ) -> None:
     """Send the requests of an exchange that are to be sent, and take the answers that have
-    come. Those to requests of `Transport.late` are kept there.
+    come, also those to `late` requests, which stay open meanwhile.
     """
     _send_open(transport, pending)
     for client in [name for name in pending.open if name in transport.revoked]:
         del pending.open[client]
         pending.refused[client] = f"client {client}: it was revoked"
     for sender, body in transport.receive():
-        exchange = _exchange_of(transport.late, pending, sender, body)
+        exchange = _exchange_of(late, pending, sender, body)
         try:
             exchange.accept(sender, body)
         except ValueError as error:
@@ -542,7 +547,6 @@ class LoopbackTransport:
     def __init__(self, clients: Mapping[str, Callable[[bytes], bytes]]) -> None:
         self._clients = dict(clients)
         self.origins, self.revoked = Origins(), set[str]()
-        self.late: PendingExchange | None = None
         self._inbox: list[tuple[str, bytes]] = []
 
     def online(self) -> Mapping[str, str]:

@@ -9,7 +9,7 @@ A shorter wait might be over, by the client's clock, when a request arrives.
 """
 
 MAX_WAIT_S = 7 * 24 * 3600.0
-"""The longest wait in seconds: the SuperLink deletes older messages."""
+"""The longest wait in seconds."""
 
 
 def check_wait(name: str, seconds: float) -> None:
@@ -25,6 +25,5 @@ def check_wait(name: str, seconds: float) -> None:
     require(
         MIN_WAIT_S <= seconds <= MAX_WAIT_S,
         f"{name} is {seconds:g} seconds; it must be at least {MIN_WAIT_S:g} (clocks may"
-        f" differ by as much) and at most {MAX_WAIT_S:.0f} (messages are kept for a"
-        " week)",
+        f" differ by as much) and at most {MAX_WAIT_S:.0f} (a week)",
     )

@@ -1,1 +1,0 @@
-"""Carries messages through Flower's SuperLink."""

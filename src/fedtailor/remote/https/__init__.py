@@ -1,0 +1,1 @@
+"""Carries messages over HTTPS with client certificates."""

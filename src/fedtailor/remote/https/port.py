@@ -1,0 +1,545 @@
+"""The coordinator's open port: HTTPS for the clients of one federation.
+
+Whoever reaches the port can begin a TLS handshake, and nothing else. It ends unless the
+other side proves that it has the key of a certificate in `clients/` of the coordinator's
+directory: these certificates themselves are what is trusted, so that one which was moved
+away is refused like any other, and no list of revocations is needed. The directory is
+read again every few seconds.
+
+What everybody may cost is bounded. Of those who have not finished the handshake the
+oldest makes place for the next, so that honest ones, which take milliseconds, get in. A
+client has few connections, small heads, and bodies of the sizes that it was asked for.
+
+TLS is Python's `ssl`, HTTP is `h11`, which httpx uses as well. A web server in between
+would show neither the certificate of the other side nor the connections in handshake.
+"""
+
+import asyncio
+import hashlib
+import socket
+import ssl
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from fedtailor._base.choice import MachineFailed, require
+from fedtailor._base.printable import say
+from fedtailor.remote.keys.keys import check_secret
+from fedtailor.remote.keys.kit import read_certificates
+from fedtailor.remote.wire.run_log import info_of
+
+if TYPE_CHECKING:
+    import h11
+
+T = TypeVar("T")
+
+STRANGERS = 256
+"""Connections that may be in handshake at the same time."""
+
+OF_ONE_CLIENT = 4
+"""Connections of one client; the oldest makes place for the next."""
+
+HANDSHAKE_S = 10.0
+"""Seconds that a handshake may take."""
+
+IDLE_S = 20.0
+"""Seconds in which the head of a request must have arrived, from the connection or the
+last answer on.
+"""
+
+MIN_BYTES_PER_S = 10_000
+"""The slowest body, of a request or an answer, beyond `IDLE_S`."""
+
+MAX_HEAD = 2**14
+"""Bytes of the largest head of a request."""
+
+RELOAD_S = 2.0
+"""Seconds between two looks at the certificates."""
+
+PART = 2**16
+"""Bytes that are read at a time."""
+
+LINGER_S = 1.0
+"""Seconds for which the rest of a refused request is read, so that the refusal is not
+lost with it.
+"""
+
+CONTENT_TYPE = b"application/octet-stream"
+"""The content type of all messages."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A request of a client, before its body is read.
+
+    Attributes:
+        client: verified name of the client.
+        method, path: of the request.
+        size: bytes of its body.
+        body: reads the body; to be called once at most.
+    """
+
+    client: str
+    method: str
+    path: str
+    size: int
+    body: Callable[[], Awaitable[bytes]]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a request is answered.
+
+    Attributes:
+        status: of HTTP.
+        body: the body.
+        message: the number of the message in the body, if any.
+    """
+
+    status: int
+    body: bytes = b""
+    message: str = ""
+
+
+Handler = Callable[[Call], Coroutine[Any, Any, Result]]
+
+
+@dataclass(frozen=True)
+class _Trust:
+    """Who is let in.
+
+    Attributes:
+        context: a handshake with it ends unless the other side is a client.
+        names: of the clients, by the SHA-256 of their certificates.
+        stamp: equal if and only if the files are the same.
+    """
+
+    context: ssl.SSLContext
+    names: dict[bytes, str]
+    stamp: object
+
+
+def _read_trust(coordinator: Path) -> _Trust:
+    """Read the certificates in a coordinator's directory.
+
+    Raises:
+        ValueError: a file is missing, or not valid.
+    """
+    stamp, names = _stamp(coordinator), {}
+    check_secret(coordinator / "server.key")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.num_tickets = 0  # nobody resumes what was begun with another list
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    try:
+        context.load_cert_chain(coordinator / "server.crt", coordinator / "server.key")
+    except (OSError, ssl.SSLError) as error:
+        raise ValueError(
+            f"server.crt and server.key in {coordinator} cannot be used ({error}); make"
+            " them anew: fedtailor federation renew"
+        ) from None
+    for name, certificate in read_certificates(coordinator).items():
+        try:
+            encoded = ssl.PEM_cert_to_DER_cert(certificate.decode("ascii").strip())
+            context.load_verify_locations(cadata=encoded)
+        except (ValueError, ssl.SSLError):
+            raise ValueError(
+                f"the certificate of client {name} cannot be read; make it anew:"
+                f" fedtailor federation renew --clients {name}"
+            ) from None
+        names[hashlib.sha256(encoded).digest()] = name
+    return _Trust(context, names, stamp)
+
+
+def _stamp(coordinator: Path) -> object:
+    """What changes with the certificates in a coordinator's directory."""
+    paths = [*(coordinator / "clients").glob("*.crt")]
+    paths += [coordinator / "server.crt", coordinator / "server.key"]
+    found = set()
+    for path in paths:
+        with suppress(OSError):
+            status = path.stat()
+            found.add((path.name, status.st_mtime_ns, status.st_ino))
+    return frozenset(found)
+
+
+class _Connection:
+    """A TLS connection in an event loop.
+
+    Args:
+        context: of TLS.
+        accepted: the accepted socket; it is closed with the connection.
+    """
+
+    def __init__(self, context: ssl.SSLContext, accepted: socket.socket) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._socket = context.wrap_socket(
+            accepted, server_side=True, do_handshake_on_connect=False
+        )
+
+    async def handshake(self) -> bytes:
+        """Do the handshake, and return the SHA-256 of the other side's certificate.
+
+        Raises:
+            OSError: the other side has none that is trusted, or has gone.
+        """
+        # OpenSSL writes the alert that says why it ends.
+        await self._when_ready(self._socket.do_handshake)
+        certificate = self._socket.getpeercert(binary_form=True)
+        return hashlib.sha256(certificate or b"").digest()
+
+    async def read(self) -> bytes:
+        """The next bytes; none if the other side has gone."""
+        return await self._when_ready(lambda: self._socket.recv(PART))
+
+    async def write(self, content: bytes) -> None:
+        """Write all of some bytes."""
+        rest = memoryview(content)
+        while rest:
+            part = rest[:PART]
+            rest = rest[
+                await self._when_ready(lambda part=part: self._socket.send(part)) :
+            ]
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._socket.close()
+
+    async def _when_ready(self, action: Callable[[], T]) -> T:
+        """Repeat what needs the socket until it succeeds."""
+        while True:
+            try:
+                return action()
+            except ssl.SSLWantReadError:
+                await self._ready(self._loop.add_reader, self._loop.remove_reader)
+            except ssl.SSLWantWriteError:
+                await self._ready(self._loop.add_writer, self._loop.remove_writer)
+
+    async def _ready(
+        self, add: Callable[..., None], remove: Callable[[int], bool]
+    ) -> None:
+        number, ready = self._socket.fileno(), self._loop.create_future()
+        add(number, lambda: ready.done() or ready.set_result(None))
+        try:
+            await ready
+        finally:
+            remove(number)
+
+
+class Port:
+    """Answers the requests of clients, in a thread of its own (see `open_port`).
+
+    Args:
+        coordinator: directory with server.crt, server.key and clients/NAME.crt.
+        listener: the listening socket.
+        handler: answers requests; called in the thread of the port.
+        log: called with lines for the user.
+    """
+
+    def __init__(
+        self,
+        coordinator: Path,
+        listener: socket.socket,
+        handler: Handler,
+        log: Callable[[str], None] = say,
+    ) -> None:
+        self._coordinator, self._listener = coordinator, listener
+        self._handler, self._log = handler, log
+        self._trust = _read_trust(coordinator)
+        self.revoked = frozenset[str]()
+        # In the order in which they came, so that the oldest stands first.
+        self._strangers: dict[asyncio.Task[None], None] = {}
+        self._tasks: dict[asyncio.Task[None], tuple[str, bytes]] = {}
+        self._failure: BaseException | None = None
+        self.loop = asyncio.SelectorEventLoop()
+        self._main = self.loop.create_task(self._serve())
+        self._thread = threading.Thread(target=self._run, name="port", daemon=True)
+        self._thread.start()
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The clients that are let in."""
+        return frozenset(self._trust.names.values())
+
+    @property
+    def connected(self) -> frozenset[str]:
+        """The clients that have an open connection."""
+        return frozenset(name for name, _ in list(self._tasks.values()))
+
+    def check(self) -> None:
+        """Check that the port is served.
+
+        Raises:
+            MachineFailed: it is not any more.
+        """
+        if not self._thread.is_alive():
+            raise MachineFailed(f"the port is not served any more: {self._failure!r}")
+
+    def close(self) -> None:
+        """End all connections."""
+        with suppress(RuntimeError):  # the loop has ended
+            self.loop.call_soon_threadsafe(self._main.cancel)
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            with suppress(asyncio.CancelledError):
+                self.loop.run_until_complete(self._main)
+        except BaseException as error:  # told by `check`
+            self._failure = error
+        finally:
+            self.loop.close()
+
+    async def _serve(self) -> None:
+        """Accept connections until cancelled."""
+        reloading = self.loop.create_task(self._reload())
+        try:
+            while True:
+                try:
+                    accepted, _ = await self.loop.sock_accept(self._listener)
+                except OSError:  # such as too many open files
+                    await asyncio.sleep(0.1)
+                    continue
+                accepted.setblocking(False)
+                if len(self._strangers) >= STRANGERS:
+                    oldest = next(iter(self._strangers))
+                    del self._strangers[oldest]
+                    oldest.cancel()
+                task = self.loop.create_task(self._meet(accepted))
+                self._strangers[task] = None
+                # One that is cancelled before it begins closes nothing.
+                task.add_done_callback(lambda _, accepted=accepted: accepted.close())
+        finally:
+            tasks = [reloading, *self._strangers, *self._tasks]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _meet(self, accepted: socket.socket) -> None:
+        """Shake hands with whoever has connected, and answer a client's requests."""
+        task, connection = asyncio.current_task(), None
+        assert task is not None
+        try:
+            connection = _Connection(self._trust.context, accepted)
+            async with asyncio.timeout(HANDSHAKE_S):
+                digest = await connection.handshake()
+            self._strangers.pop(task, None)
+            name = self._trust.names.get(digest)
+            if name is None:  # revoked since the handshake began
+                return
+            own = [other for other, (of, _) in self._tasks.items() if of == name]
+            for oldest in own[: len(own) - OF_ONE_CLIENT + 1]:
+                del self._tasks[oldest]
+                oldest.cancel()
+            self._tasks[task] = name, digest
+            await self._converse(connection, name)
+        except (OSError, TimeoutError):
+            pass  # the other side has gone, or is none of ours
+        finally:
+            self._strangers.pop(task, None)
+            self._tasks.pop(task, None)
+            if connection is not None:
+                connection.close()
+
+    async def _reload(self) -> None:
+        """Look at the certificates now and then; who is gone is disconnected."""
+        while True:
+            await asyncio.sleep(RELOAD_S)
+            if _stamp(self._coordinator) == self._trust.stamp:
+                continue
+            before = self.names
+            try:
+                self._trust = _read_trust(self._coordinator)
+            except (ValueError, OSError) as error:
+                # A file that is being written, or a mistake that the operator can mend.
+                self._log(f"the clients' certificates are as before: {error}")
+                continue
+            self.revoked = (self.revoked | before) - self.names
+            for name in sorted(self.names - before):
+                info_of(self._log)(f"client {name} may join now")
+            for name in sorted(before - self.names):
+                info_of(self._log)(f"client {name} was revoked")
+            for task, (_, digest) in list(self._tasks.items()):
+                if digest not in self._trust.names:
+                    task.cancel()
+
+    async def _converse(self, connection: _Connection, name: str) -> None:
+        """Answer one request of a client after the other.
+
+        Raises:
+            OSError, TimeoutError: the client has gone, or is too slow.
+        """
+        import h11
+
+        http = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD)
+        while True:
+            try:
+                async with asyncio.timeout(IDLE_S):
+                    request = await _next_event(http, connection)
+                if not isinstance(request, h11.Request):
+                    return
+                result = await self._answer(http, connection, name, request)
+            except h11.RemoteProtocolError:
+                result = Result(400)
+            if result is None:
+                return
+            if not await _respond(http, connection, result):
+                return
+            http.start_next_cycle()
+
+    async def _answer(
+        self,
+        http: "h11.Connection",
+        connection: _Connection,
+        name: str,
+        request: "h11.Request",
+    ) -> Result | None:
+        """Answer a request; None if the client has gone meanwhile."""
+        headers = dict(request.headers)
+        if request.http_version != b"1.1":
+            return Result(505)
+        if b"transfer-encoding" in headers:
+            return Result(411)
+        if b"expect" in headers:
+            return Result(417)
+        size = int(headers.get(b"content-length", b"0"))
+        has_other_type = headers.get(b"content-type") != CONTENT_TYPE
+        if size and (has_other_type or b"content-encoding" in headers):
+            return Result(415)
+        method = request.method.decode("ascii")
+        path = request.target.decode("ascii", "replace")
+        if size:
+            call = Call(name, method, path, size, lambda: _body(http, connection, size))
+            return await self._handler(call)
+        call = Call(name, method, path, 0, _no_body)
+        # Without a body nothing more comes before the answer, but the end.
+        answering = self.loop.create_task(self._handler(call))
+        gone = self.loop.create_task(connection.read())
+        try:
+            await asyncio.wait((answering, gone), return_when=asyncio.FIRST_COMPLETED)
+            return None if gone.done() else answering.result()
+        finally:
+            answering.cancel()
+            gone.cancel()
+            await asyncio.gather(answering, gone, return_exceptions=True)
+
+
+async def _no_body() -> bytes:
+    return b""
+
+
+async def _next_event(http: "h11.Connection", connection: _Connection) -> object:
+    """The next event of a connection.
+
+    Raises:
+        h11.RemoteProtocolError: what has arrived is no HTTP, or the head is too large.
+    """
+    import h11
+
+    while (event := http.next_event()) is h11.NEED_DATA:
+        http.receive_data(await connection.read())
+    return event
+
+
+async def _body(http: "h11.Connection", connection: _Connection, size: int) -> bytes:
+    """Read the body of a request; slow ones are given up.
+
+    Raises:
+        h11.RemoteProtocolError: it ends before its size.
+        TimeoutError: it is too slow.
+    """
+    import h11
+
+    parts = []
+    async with asyncio.timeout(IDLE_S + size / MIN_BYTES_PER_S):
+        while not isinstance(
+            event := await _next_event(http, connection), h11.EndOfMessage
+        ):
+            assert isinstance(event, h11.Data)
+            parts.append(bytes(event.data))
+    return b"".join(parts)
+
+
+async def _respond(
+    http: "h11.Connection", connection: _Connection, result: Result
+) -> bool:
+    """Send an answer.
+
+    Returns:
+        Whether another request may follow on this connection.
+
+    Raises:
+        OSError, TimeoutError: the client has gone, or is too slow.
+    """
+    import h11
+
+    if http.their_state is h11.SEND_BODY:
+        http.next_event()  # the end, unless there is a body that was not read
+    # What is not read of a request would be taken for the next one.
+    is_read = http.their_state is h11.DONE
+    headers = [
+        ("content-type", CONTENT_TYPE),
+        ("content-length", str(len(result.body))),
+        ("message", result.message),
+        ("connection", "keep-alive" if is_read else "close"),
+    ]
+    if not result.message:
+        del headers[2]
+    event = h11.Response(status_code=result.status, headers=headers)
+    async with asyncio.timeout(IDLE_S + len(result.body) / MIN_BYTES_PER_S):
+        head = http.send(event)
+        body = http.send(h11.Data(data=result.body)) if result.body else b""
+        end = http.send(h11.EndOfMessage())
+        await connection.write((head or b"") + (body or b"") + (end or b""))
+    if is_read and http.our_state is h11.DONE:
+        return True
+    with suppress(TimeoutError):
+        async with asyncio.timeout(LINGER_S):
+            while await connection.read():
+                pass
+    return False
+
+
+@contextmanager
+def open_port(
+    coordinator: Path,
+    port: int,
+    handler: Handler,
+    *,
+    host: str = "0.0.0.0",
+    log: Callable[[str], None] = say,
+) -> Iterator[Port]:
+    """Listen on a port until the end of the block.
+
+    Args:
+        coordinator: directory with server.crt, server.key and clients/NAME.crt.
+        port: the port; 0 = any that is free.
+        handler: answers requests; called in another thread.
+        host: address to listen on; by default all addresses of this machine.
+        log: called with lines for the user.
+
+    Raises:
+        ValueError: a file is missing or not valid, or the port is in use.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, port))
+            listener.listen(STRANGERS)
+        except OSError as error:
+            require(
+                False,
+                f"cannot listen on {host}:{port}: {error.strerror}; is another"
+                " coordinator running?",
+            )
+        listener.setblocking(False)
+        served = Port(coordinator, listener, handler, log)
+        try:
+            yield served
+        finally:
+            served.close()

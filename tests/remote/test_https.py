@@ -1,0 +1,455 @@
+"""Messages over HTTPS: what is lost is asked for again, and who has no certificate of the
+federation is not spoken to.
+"""
+
+import contextlib
+import shutil
+import socket
+import ssl
+import threading
+import time
+
+import pytest
+
+pytest.importorskip("cryptography", reason="keys are made with `cryptography`")
+pytest.importorskip("h11", reason="machines need the extra federation")
+pytest.importorskip("httpx", reason="machines need the extra federation")
+
+from fedtailor.remote.demo import free_port
+from fedtailor.remote.https import client as https_client
+from fedtailor.remote.https import port as https_port
+from fedtailor.remote.https import server as https_server
+from fedtailor.remote.https.client import (
+    Connection,
+    Disconnected,
+    Refused,
+    answer_messages,
+)
+from fedtailor.remote.https.port import STRANGERS
+from fedtailor.remote.https.server import serve_messages
+from fedtailor.remote.keys.kit import (
+    COORDINATOR,
+    JOB,
+    make_federation,
+    read_kit,
+    renew_certificate,
+    renew_keys,
+    revoke,
+)
+from fedtailor.remote.wire.run_log import RunLog
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("https") / "wards"
+    make_federation(directory, ("a", "b"), address="127.0.0.1:9092")
+    return directory
+
+
+class Wards:
+    """A federation with an open port, and its clients."""
+
+    def __init__(self, directory, port):
+        self.directory, self.port = directory, port
+        self.lines, self.stack = [], contextlib.ExitStack()
+        job = directory / JOB
+        job.write_text(job.read_text().replace("9092", str(port)))
+        for kit in (directory / "kits").iterdir():
+            shutil.copy(job, kit)
+
+    def open(self):
+        self.transport = self.stack.enter_context(
+            serve_messages(
+                self.directory / COORDINATOR,
+                self.port,
+                host="127.0.0.1",
+                log=self.lines.append,
+            )
+        )
+        self.transport.expect(1000)
+
+    def close(self):
+        self.stack.close()
+
+    def connection(self, name="a"):
+        connection = Connection(read_kit(self.directory / "kits" / name))
+        self.stack.callback(connection.close)
+        return connection
+
+    @contextlib.contextmanager
+    def joined(self, name="a", respond=lambda body: body[::-1], log=None):
+        """A client that answers in a thread."""
+        lines, stop = [], threading.Event()
+        connection = Connection(read_kit(self.directory / "kits" / name))
+        ended = []
+
+        def run():
+            try:
+                answer_messages(connection, respond, stop=stop, log=log or lines.append)
+            except ValueError as error:
+                ended.append(str(error))
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        try:
+            yield lines, ended
+        finally:
+            stop.set()
+            thread.join(30)
+            assert not thread.is_alive()
+
+    def ask(self, client, body, seconds=20.0):
+        """Send a message to a client that comes, and wait for an answer."""
+        until(lambda: client in self.transport.online())
+        self.transport.send(client, body)
+        answers = self.answers(1, seconds)
+        return answers[0] if answers else None
+
+    def answers(self, count, seconds=20.0):
+        answers, end = [], time.monotonic() + seconds
+        while len(answers) < count and time.monotonic() < end:
+            answers += self.transport.receive()
+        return answers
+
+    def raw(self, name="a", pem=None, seconds=10.0):
+        """A TLS connection, with the certificate of a client or none."""
+        context = ssl.create_default_context(
+            cafile=self.directory / COORDINATOR / "ca.crt"
+        )
+        if name is not None:
+            context.load_cert_chain(
+                pem or self.directory / "kits" / name / "client.pem"
+            )
+        plain = socket.create_connection(("127.0.0.1", self.port), seconds)
+        return context.wrap_socket(plain, server_hostname="127.0.0.1")
+
+    def says(self, head, body=b"", name="a", seconds=10.0):
+        """What the port answers to some bytes."""
+        with self.raw(name, seconds=seconds) as connection:
+            connection.sendall(head + body)
+            answer = b""
+            with contextlib.suppress(OSError):
+                while part := connection.recv(2**14):
+                    answer += part
+                    if b"\r\n\r\n" in answer:
+                        break
+        return answer
+
+
+def until(condition, seconds=20.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def wards(made, tmp_path, monkeypatch):
+    monkeypatch.setattr(https_port, "RELOAD_S", 0.05)
+    monkeypatch.setattr(https_client, "RETRY_S", (0.05, 0.1))
+    monkeypatch.setattr(https_server, "RECEIVE_S", 0.05)
+    wards = Wards(shutil.copytree(made, tmp_path / "wards"), free_port())
+    wards.open()
+    yield wards
+    wards.close()
+
+
+def test_each_client_gets_its_messages_in_order_and_its_answers_have_its_name(wards):
+    with wards.joined("a"), wards.joined("b"):
+        for name in ("a", "b"):
+            assert wards.ask(name, b"hello " + name.encode()) == (
+                name,
+                name.encode() + b" olleh",
+            )
+        wards.transport.send("a", b"12")
+        wards.transport.send("a", b"34")
+        assert wards.answers(2) == [("a", b"21"), ("a", b"43")]
+
+
+def test_a_message_that_was_lost_on_the_way_is_given_again_and_answered_once(wards):
+    connection = wards.connection()
+    wards.transport._boxes.clear()
+    waiting = threading.Thread(target=connection.next, args=("-",))
+    waiting.start()
+    until(lambda: "a" in wards.transport.online())
+    wards.transport.send("a", b"question")
+    waiting.join()  # it has got the message, and lost it
+    message = connection.next("-")
+    assert message.body == b"question"
+    assert connection.answer(message.number, b"answer")
+    assert not connection.answer(message.number, b"another answer")
+    assert list(wards.transport.receive()) == [("a", b"answer")]
+    assert list(wards.transport.receive()) == []
+
+
+def test_while_a_client_works_it_is_online_and_its_next_message_waits(wards):
+    begun, go_on = threading.Event(), threading.Event()
+
+    def respond(body):
+        begun.set()
+        go_on.wait(20)
+        return body
+
+    with wards.joined(respond=respond):
+        until(lambda: "a" in wards.transport.online())
+        before = wards.transport.online()
+        wards.transport.send("a", b"1")
+        wards.transport.send("a", b"2")
+        assert begun.wait(20)
+        time.sleep(0.1)
+        assert wards.transport.online() == before
+        go_on.set()
+        assert wards.answers(2) == [("a", b"1"), ("a", b"2")]
+    until(lambda: not wards.transport.online())
+
+
+def test_a_client_that_comes_again_is_another_session_and_the_former_is_told(wards):
+    first, second = wards.connection(), wards.connection()
+    box = wards.transport._boxes
+    threads = [threading.Thread(target=first.next, args=("-",))]
+    failed = []
+
+    def wait():
+        try:
+            first.next("-")
+        except Refused as error:
+            failed.append(str(error))
+
+    threads = [threading.Thread(target=wait)]
+    threads[0].start()
+    until(lambda: wards.transport.online().get("a") == first.session)
+    wards.transport.send("a", b"to the first")
+    threads[0].join()
+    threads.append(threading.Thread(target=wait))
+    box["a"].messages.clear()
+    threads[1].start()
+    threads.append(threading.Thread(target=second.next, args=("-",)))
+    threads[2].start()
+    threads[1].join(20)
+    assert failed and "another process" in failed[0]
+    assert wards.transport.online()["a"] == second.session
+    assert not box["a"].messages  # the coordinator asks again, as the number is another
+    wards.transport.send("a", b"to the second")
+    threads[2].join(20)
+    with pytest.raises(Refused):
+        first.next("-")
+
+
+def test_a_coordinator_that_comes_back_finds_the_client_which_says_so_once(wards):
+    shown, warnings = [], []
+    log = RunLog(show=shown.append, warned=lambda: warnings.append(1))
+    with wards.joined(log=log) as (_, ended):
+        assert wards.ask("a", b"ab") == ("a", b"ba")
+        wards.close()
+        until(lambda: warnings)
+        wards.open()
+        assert wards.ask("a", b"cd") == ("a", b"dc")
+    assert not ended and len(warnings) <= 2
+    assert sum("connected to" in line for line in shown) == 2
+
+
+def test_an_answer_to_a_coordinator_that_has_forgotten_it_is_dropped(wards):
+    begun, go_on = threading.Event(), threading.Event()
+
+    def respond(body):
+        begun.set()
+        go_on.wait(20)
+        return body
+
+    with wards.joined(respond=respond):
+        until(lambda: "a" in wards.transport.online())
+        wards.transport.send("a", b"before")
+        assert begun.wait(20)
+        wards.close()
+        wards.open()
+        go_on.set()
+        assert wards.ask("a", b"after") == ("a", b"after")
+
+
+def test_what_was_not_asked_for_or_is_too_large_is_not_read(wards):
+    connection = wards.connection()
+    with pytest.raises(Disconnected):
+        connection._client.base_url = connection._client.base_url.join("/x/")
+        connection.next("-")
+    with wards.joined(respond=lambda body: bytes(1001)) as (lines, _):
+        assert wards.ask("a", b"x", seconds=0.5) is None
+        until(lambda: any("larger than was asked for" in line for line in lines))
+    other = wards.connection()
+    assert not other.answer("0" * 32, bytes(10**7))
+
+
+def test_a_stranger_is_not_spoken_to(wards, tmp_path):
+    make_federation(tmp_path / "other", ("a",), address="127.0.0.1:1")
+    elsewhere = tmp_path / "other" / "kits" / "a" / "client.pem"
+    server = wards.directory / COORDINATOR
+    own = tmp_path / "server.pem"
+    own.write_bytes(
+        (server / "server.key").read_bytes() + (server / "server.crt").read_bytes()
+    )
+    for name, pem in ((None, None), ("a", elsewhere), ("a", own)):
+        with pytest.raises(OSError), wards.raw(name, pem) as connection:
+            connection.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+            if not connection.recv(100):
+                raise OSError("closed")
+
+
+def test_certificates_are_revoked_and_renewed_while_the_port_is_open(
+    wards, monkeypatch
+):
+    monkeypatch.setattr(https_client, "MAX_REFUSAL_S", 0.3)
+    with wards.joined("a") as (lines, ended):
+        assert wards.ask("a", b"ab") == ("a", b"ba")
+        revoke(wards.directory, "a")
+        until(lambda: ended)
+        assert "refuses this client" in ended[0]
+        assert "does not accept this client's certificate" in "".join(lines)
+    assert wards.transport.revoked == {"a"} and not wards.transport.online()
+    until(lambda: "client a was revoked" in wards.lines)
+    renew_keys(wards.directory, ["a"])
+    until(lambda: "client a may join now" in wards.lines)
+    assert wards.transport.revoked == set()
+    make_federation(wards.directory, ["c"])
+    shutil.copy(wards.directory / JOB, wards.directory / "kits" / "c")
+    until(lambda: "client c may join now" in wards.lines)
+    renew_certificate(wards.directory)
+    with wards.joined("a"), wards.joined("c"):
+        assert wards.ask("a", b"ab") == ("a", b"ba")
+        assert wards.ask("c", b"ab") == ("c", b"ba")
+
+
+def test_a_client_trusts_its_federations_server_only(wards, tmp_path):
+    make_federation(tmp_path / "other", ("a",), address="127.0.0.1:1")
+    kit = wards.directory / "kits" / "a"
+    shutil.copy(tmp_path / "other" / "kits" / "a" / "ca.crt", kit)
+    with wards.joined() as (_, ended):
+        until(lambda: ended)
+    assert "has no certificate of this federation's authority" in ended[0]
+
+
+def test_silent_strangers_make_place_for_clients(wards):
+    with contextlib.ExitStack() as stack:
+        for _ in range(2 * STRANGERS):
+            stack.enter_context(socket.create_connection(("127.0.0.1", wards.port)))
+        with wards.joined():
+            assert wards.ask("a", b"ab") == ("a", b"ba")
+        assert len(wards.transport.port._strangers) <= STRANGERS
+
+
+def test_a_client_has_few_connections(wards):
+    with contextlib.ExitStack() as stack:
+        for _ in range(20):
+            stack.enter_context(wards.raw())
+        tasks = wards.transport.port._tasks
+        until(lambda: not wards.transport.port._strangers)
+        assert len(tasks) <= https_port.OF_ONE_CLIENT
+        with wards.joined("b"):
+            assert wards.ask("b", b"ab") == ("b", b"ba")
+
+
+def test_who_says_nothing_or_too_slowly_is_cut_off(wards, monkeypatch):
+    monkeypatch.setattr(https_port, "IDLE_S", 0.3)
+    monkeypatch.setattr(https_port, "HANDSHAKE_S", 0.3)
+    with socket.create_connection(("127.0.0.1", wards.port), 10) as plain:
+        assert plain.recv(1) == b""
+    for said in (b"", b"GET /request/"):
+        with wards.raw() as connection:
+            connection.sendall(said)
+            assert connection.recv(1) == b""
+
+
+PATH = f"/answer/{'0' * 32}/{'0' * 32}"
+TYPE = "content-type: application/octet-stream"
+ODDITIES = {
+    "GET / HTTP/1.1": 404,
+    f"GET {PATH} HTTP/1.1": 404,
+    "GET /request/../../etc/passwd HTTP/1.1": 404,
+    f"POST {PATH} HTTP/1.1": 410,
+    f"POST {PATH} HTTP/1.0": 505,
+    f"POST {PATH} HTTP/1.1\r\n{TYPE}\r\ncontent-length: 1000000000": 410,
+    f"POST {PATH} HTTP/1.1\r\ncontent-length: 10": 415,
+    f"POST {PATH} HTTP/1.1\r\n{TYPE}\r\ncontent-encoding: gzip\r\ncontent-length: 9": 415,
+    f"POST {PATH} HTTP/1.1\r\n{TYPE}\r\ntransfer-encoding: chunked": 411,
+    f"POST {PATH} HTTP/1.1\r\n{TYPE}\r\nexpect: 100-continue\r\ncontent-length: 9": 417,
+    f"POST {PATH} HTTP/1.1\r\ncontent-length: -1": 400,
+    f"POST {PATH} HTTP/1.1\r\ncontent-length: 1e9": 400,
+    f"POST {PATH} HTTP/1.1\r\ncontent-length: 1\r\ncontent-length: 2": 400,
+    "\x16\x03\x01": 400,
+    "GET /" + "a" * 10**5 + " HTTP/1.1": 400,
+    "GET / HTTP/1.1\r\n" + "".join(f"x{n}: y\r\n" for n in range(9999)): 400,
+}
+
+
+@pytest.mark.parametrize(
+    ("head", "status"), ODDITIES.items(), ids=[repr(head[:90]) for head in ODDITIES]
+)
+def test_what_is_no_request_of_a_client_is_refused(wards, head, status):
+    answer = wards.says(f"{head}\r\nhost: x\r\n\r\n".encode("latin-1"))
+    assert answer.startswith(b"HTTP/1.1 %d" % status), answer
+
+
+def test_a_body_that_ends_too_early_is_no_answer(wards):
+    with wards.joined(respond=lambda body: time.sleep(1) or b""):
+        until(lambda: "a" in wards.transport.online())
+        wards.transport.send("a", b"x")
+        box = wards.transport._boxes["a"]
+        number = box.messages[0][0]
+        head = (
+            f"POST /answer/{box.session}/{number} HTTP/1.1\r\nhost: x\r\n{TYPE}\r\n"
+            "content-length: 100\r\n\r\n"
+        )
+        with wards.raw() as connection:
+            connection.sendall(head.encode() + b"short")
+        assert wards.answers(1) == [("a", b"")]
+
+
+def test_a_proxy_of_the_environment_is_used(wards, monkeypatch):
+    asked, stack = [], contextlib.ExitStack()
+    listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+
+    def pump(source, target):
+        with contextlib.suppress(OSError):
+            while part := source.recv(2**16):
+                target.sendall(part)
+        with contextlib.suppress(OSError):
+            target.shutdown(socket.SHUT_WR)
+
+    def serve():
+        while True:
+            try:
+                near, _ = listener.accept()
+            except OSError:
+                return
+            asked.append(near.recv(4096).split(b"\r\n")[0])
+            far = socket.create_connection(("127.0.0.1", wards.port))
+            near.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+            stack.enter_context(near)
+            stack.enter_context(far)
+            for pair in ((near, far), (far, near)):
+                threading.Thread(target=pump, args=pair, daemon=True).start()
+
+    threading.Thread(target=serve, daemon=True).start()
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.setenv("HTTPS_PROXY", f"http://127.0.0.1:{listener.getsockname()[1]}")
+    with stack, wards.joined():
+        assert wards.ask("a", b"ab") == ("a", b"ba")
+    assert asked and set(asked) == {b"CONNECT 127.0.0.1:%d HTTP/1.1" % wards.port}
+
+
+def test_a_port_that_is_taken_is_said(wards):
+    with (
+        pytest.raises(ValueError, match=r"^cannot listen on 127\.0\.0\.1:\d+: "),
+        serve_messages(wards.directory / COORDINATOR, wards.port, host="127.0.0.1"),
+    ):
+        pass
+
+
+def test_a_file_that_is_being_written_changes_nothing(wards):
+    certificate = wards.directory / COORDINATOR / "clients" / "b.crt"
+    whole = certificate.read_bytes()
+    certificate.write_bytes(whole[:100])
+    until(lambda: wards.lines)
+    assert "certificate of client b cannot be read" in wards.lines[0]
+    with wards.joined("b"):
+        assert wards.ask("b", b"ab") == ("b", b"ba")
+    certificate.write_bytes(whole)

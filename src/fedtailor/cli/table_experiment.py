@@ -1,7 +1,7 @@
 """Sets up a comparison of methods on the user's table, from command-line options."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,11 @@ NETWORK_SGD: dict[str, Any] = {
 RATE_FACTOR = 3
 """The factor between learning rates that are tried."""
 
+SMALL_ROWS = 5_000
+"""A table of at most so many rows is small: every row is tested, more than once."""
+FOLDS, REPETITIONS = 5, 2
+"""How small tables are cross-validated unless the user says how to split them."""
+
 
 @dataclass(frozen=True)
 class TableComparisonOptions(TableOptions):
@@ -66,7 +71,7 @@ class TableComparisonOptions(TableOptions):
     most)."""
     seeds: tuple[int, ...] | None = None
     """Seeds of splits, initial models and batches (default: 0 1 2; with folds, one for
-    each part).
+    each part; up to 5,000 rows are cross-validated twice with 5 folds).
     """
     metrics: tuple[str, ...] = ()
     """What to measure beside loss and accuracy (roc_auc, balanced_accuracy, ...; of a
@@ -195,6 +200,10 @@ def prepare_table_experiment(
     # Check the options before a large file is read.
     experiment = table_experiment(path, options, rates)
     table = from_table(path, seed=options.all_seeds()[0], **changed_options(options))
+    if _is_small(table, options):
+        seeds = tuple(range(FOLDS * REPETITIONS))
+        options = replace(options, folds=FOLDS, seeds=seeds)
+        table = from_table(path, seed=seeds[0], **changed_options(options))
     find_metrics(options.metrics, bind(experiment.scenarios[0].definition.model, table))
     if options.window is None:
         rates = options.lr or default_rates(table)
@@ -204,6 +213,27 @@ def prepare_table_experiment(
         path, options, rates, ridge_of(table), len(table.seen)
     )
     return experiment, f"{table_description(table)}\n"
+
+
+def is_cross_validated(options: TableComparisonOptions, experiment: Experiment) -> bool:
+    """Whether a table is cross-validated without having been asked for it."""
+    return (
+        options.seeds is None
+        and options.folds is None
+        and len(experiment.file.seeds) == FOLDS * REPETITIONS
+    )
+
+
+def _is_small(table: Table, options: TableComparisonOptions) -> bool:
+    """Whether a table is small, and nothing says how it is split."""
+    small = len(table.y) <= SMALL_ROWS
+    default = TableComparisonOptions()
+    names = ("seeds", "folds", "split", "time", "window", "test")
+    is_open = all(getattr(options, name) == getattr(default, name) for name in names)
+    assert table.preprocessing is not None
+    # A column called `split` is used without being named.
+    has_column = "the split column" in table.preprocessing.ignored.values()
+    return small and is_open and not has_column
 
 
 def table_description(table: Table) -> str:

@@ -10,6 +10,7 @@ from fedtailor.cli.table_experiment import (
     MAX_ROUNDS,
     TableComparisonOptions,
     default_rates,
+    is_cross_validated,
     prepare_table_experiment,
     ridge_of,
 )
@@ -110,6 +111,22 @@ def test_by_default_rates_are_bracketed_and_trainings_end_when_they_stand_still(
         for one in method.candidates
     }
     assert settings == {(10, 0.9, 20)}
+
+
+def test_a_small_table_is_cross_validated_unless_its_splits_are_given(tmp_path):
+    experiment = experiment_of(tmp_path)
+    assert list(experiment.file.seeds) == list(range(10))
+    options = TableComparisonOptions(client="site", target="y")
+    assert is_cross_validated(options, experiment)
+    for given in ({"seeds": (4, 5)}, {"test": 0.3}, {"folds": 2}):
+        seeds = experiment_of(tmp_path, **given).file.seeds
+        assert list(seeds) == list(given.get("seeds", range(given.get("folds", 3))))
+    path = tmp_path / "far.csv"
+    parts = pl.Series("split", ["train", "train", "val", "test"] * 4)
+    pl.read_csv(path).with_columns(parts).write_csv(path)
+    experiment, _ = prepare_table_experiment(path, options)
+    assert list(experiment.file.seeds) == [0, 1, 2]
+    assert not is_cross_validated(options, experiment)
 
 
 def test_the_penalty_belongs_to_a_model(tmp_path):

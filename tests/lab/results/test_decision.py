@@ -74,7 +74,7 @@ def make_run(
         ]
     schema = ["round", "client", "unseen", "split", "metric", "value"]
     pl.DataFrame(lines, schema=schema, orient="row").write_parquet(path / METRICS)
-    sizes = {"train": [10] * 3, "val": [60] * 3, "test": [60] * 3}
+    sizes = {"train": [40] * 3, "val": [60] * 3, "test": [60] * 3}
     pl.DataFrame(
         {"client": names, "group": [None] * 3, "unseen": [False] * 3, **sizes}
     ).write_parquet(path / CLIENTS)
@@ -168,8 +168,8 @@ def test_clients_that_gain_and_clients_that_lose_are_told_apart(tmp_path):
     text = " ".join(decision.conclusions)
     assert "No difference that these data can show, over 3 clients and 2 seeds" in text
     assert (
-        "Sharing is not shown to help on average, nor to hurt (tested over all"
-        " methods at once" in text
+        "Sharing is not shown to help on average, nor to hurt, for clients like these"
+        " (tested over all methods at once" in text
     )  # of three clients
     assert (
         "SHARED, beside training alone: helps 1 of 3 clients (1 after correction),"
@@ -343,7 +343,7 @@ def test_methods_that_halving_left_out_are_tested_as_all_were_then(tmp_path):
         " better than every other method there" in decision.conclusions[0]
     )
     assert decision.conclusions[1].startswith(
-        "Sharing is shown to help on average by SHARED ("
+        "Sharing is shown to help on average by SHARED, for clients like these ("
     )
     assert decision.conclusions[2].endswith(
         "OTHER after 2 and EARLY after 1 of 3 rounds."

@@ -3,7 +3,10 @@
 import dataclasses
 import json
 import math
+import re
+from types import SimpleNamespace
 
+import numpy as np
 import polars as pl
 import pytest
 
@@ -18,9 +21,11 @@ from fedtailor.lab.report.page.contents import verdict_sections
 from fedtailor.lab.results import test_values
 from fedtailor.lab.results.decision import decide
 from fedtailor.lab.results.experiment import COMPARISON_INDEX, StoredExperiment
+from fedtailor.lab.results.judging import simplest_first
 from fedtailor.lab.results.units import unit_of
 from fedtailor.lab.results.verdict_text import headline_of, hurt_sentences
 from fedtailor.lab.results.words import WORDS, sentence_of, use_of
+from fedtailor.statistics.decision import Splits
 from fedtailor.statistics.decision.intervals import Interval
 from lab.report.results import NAME
 from lab.results.test_decision import SEEDS, build, make_run
@@ -110,8 +115,9 @@ def test_the_table_says_of_every_gain_how_sure_it_is(tmp_path):
         gain, low, high = (100 * value for value in entry.over_baseline)
         word = "better" if low > 0 else "worse" if high < 0 else "unclear"
         words.add(word)
-        assert row[-1].text == f"{gain:+.1f} {word}"
-        assert below[-1] == f"{low:+.1f} to {high:+.1f}"
+        gain, low, high = (unit_of("accuracy").signed(it) for it in (gain, low, high))
+        assert row[-1].text == f"{gain} {word}"
+        assert below[-1] == f"{low} to {high}"
         assert below[:2] == [f"{entry.test_rows} tested", entry.method]
         assert below[2] == f"{100 * entry.low:.1f} to {100 * entry.high:.1f}"
     assert len(words) > 1
@@ -318,6 +324,62 @@ def test_a_gain_of_an_error_is_said_without_a_sign(tmp_path):
         ((-0.02, -0.03, 0.01), "RMSE higher by 0.020 (95 %: -0.010 to 0.030)"),
     ):
         assert tests.gain_text(Interval(*gain, p=0.5)) == text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "seeds", "test", "val"),
+    [
+        ({}, 3, Splits(0.2), Splits(0.1)),
+        ({"test": 0.3, "val": 0.2}, 3, Splits(0.3), Splits(0.2)),
+        ({"folds": 4}, 8, Splits(0.25, folds=4), Splits(0.1)),
+        ({"split": "part"}, 3, None, None),
+        ({"time": "day"}, 3, None, None),
+        ({}, 2, None, None),
+    ],
+)
+def test_how_seeds_divide_rows_anew(arguments, seeds, test, val):
+    scenario = SimpleNamespace(use="table", arguments=arguments)
+    index = SimpleNamespace(seeds=range(seeds), scenarios={"own": scenario})
+    experiment = SimpleNamespace(index=index)
+    assert test_values.splits_of(experiment, "own") == test
+    assert test_values.splits_of(experiment, "own", "val") == val
+    scenario.use = "digits-rotated"
+    assert test_values.splits_of(experiment, "own") is None
+
+
+def test_these_clients_and_clients_like_these_are_named_apart(tmp_path):
+    """Of eight clients two gain much, and all of them by all splits."""
+    experiment = build(tmp_path)
+    runs = {label: seeds for label, seeds in experiment.runs["shift"].items() if seeds}
+    chosen = decide(experiment, "shift").verdict.recommendation
+    tests = test_values.Tests(runs, {}, Splits(0.2, folds=5))
+    gains = np.array([0.3, 0.2, *[0.001] * 6])
+    base = np.random.default_rng(0).normal(0.7, 0.01, (10, 8))
+    noise = np.random.default_rng(1).normal(0, 0.01, (10, 8))
+    tests.values = {"LOCAL": base, "SHARED": base + gains + noise}
+    tests.methods = list(tests.values)
+
+    def said():
+        options = {"shared": "SHARED", "is_behind": False}
+        return headline_of(chosen, tests, "LOCAL", runs, **options)[1]
+
+    pattern = (
+        r"Sharing helps these clients on average: \+6\.\d points of accuracy \(95 %:"
+        r" \+5\.\d to \+[67]\.\d\) by SHARED over training alone\. For clients like these"
+        r" it is open \(95 %: -\d\.\d to \+1\d\.\d\)\."
+    )
+    assert re.fullmatch(pattern, said()), said()
+    tests.splits = None
+    cannot = "The test rows cannot tell whether sharing helps clients like these on"
+    assert said().startswith(cannot) and "For clients" not in said()
+
+
+def test_training_alone_is_simple_only_with_many_rows_for_each_input(tmp_path):
+    runs = build(tmp_path).runs["shift"]
+    few, many = ({name: (5, rows) for name in "abc"} for rows in (19, 20))
+    assert simplest_first(runs, many)[0] == "LOCAL"
+    assert simplest_first(runs, few)[-1] == "LOCAL"
+    assert simplest_first(runs, few)[:-1] == simplest_first(runs, many)[1:]
 
 
 def test_json_has_no_nan(tmp_path):

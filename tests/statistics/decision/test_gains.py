@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 from sklearn.metrics import r2_score, roc_auc_score
 
-from fedtailor.statistics.decision import client_gains, holm, shrink
+from fedtailor.statistics.decision import client_gains, hierarchical, holm, shrink
 
 KINDS = {"accuracy": "correct", "loss": "loss", "rmse": "squared_error"}
 
@@ -378,3 +378,35 @@ def test_equal_ranks_of_few_rows_do_not_show_equal_areas():
     ).row(0, named=True)
     assert found["gain"] == 0 and found["verdict"] == "cannot tell"
     assert found["low"] < -0.05 and found["high"] > 0.05
+
+
+def test_of_a_few_clients_no_deviation_is_known():
+    assert hierarchical(np.array([0.0, 1.0]), np.ones(2)) is None
+    assert hierarchical(np.array([0.0, 1.0, 2.0]), np.array([1.0, 1, 0])) is None
+
+
+def test_equal_estimates_are_drawn_together_and_different_ones_kept():
+    alike = hierarchical(np.array([1.0, 1.1, 0.9, 1.0] * 5), np.ones(20))
+    assert (np.abs(alike[:, 0] - 1) < 0.05).all()
+    assert (alike[:, 2] - alike[:, 1] < 0.6 * 2 * 1.96).all()
+    apart = np.array([0.0, 50, 100, 150])
+    kept = hierarchical(apart, np.ones(4))
+    np.testing.assert_allclose(kept[:, 0], apart, atol=0.1)
+    np.testing.assert_allclose(kept[:, 2] - kept[:, 1], 2 * 1.96, rtol=0.01)
+    # Of whom nothing is known, as much is known as of a new client.
+    unknown = hierarchical(np.array([*apart, 0.0]), np.array([1.0, 1, 1, 1, np.inf]))
+    assert abs(unknown[-1, 0] - 75) < 1 and unknown[-1, 2] - unknown[-1, 1] > 150
+
+
+@pytest.mark.parametrize(("mean", "deviation"), [(0.0, 0.0), (0.0, 1.0), (0.5, 3.0)])
+def test_shrunken_gains_have_intervals_that_hold(mean, deviation):
+    rng, covered, wrong = np.random.default_rng(0), [], []
+    for _ in range(100):
+        truth = mean + deviation * rng.normal(size=12)
+        variances = rng.uniform(0.3, 2.0, 12)
+        estimates = truth + np.sqrt(variances) * rng.normal(size=12)
+        _, low, high = hierarchical(estimates, variances).T
+        covered.append((low <= truth) & (truth <= high))
+        wrong.append(((low > 0) & (truth <= 0)) | ((high < 0) & (truth >= 0)))
+    assert np.mean(covered) > 0.91
+    assert np.mean(wrong) < 0.025

@@ -10,11 +10,16 @@ from scipy import stats
 from fedtailor.statistics.decision import (
     SCORES,
     Interval,
+    Splits,
     client_gains,
     metric_interval,
+    resampled_interval,
     two_way_interval,
 )
-from fedtailor.statistics.decision.intervals import two_way_variance
+from fedtailor.statistics.decision.intervals import (
+    resampled_variance,
+    two_way_variance,
+)
 
 
 def gain_of(base, method, metric):
@@ -94,12 +99,11 @@ def test_the_variance_of_a_mean_over_clients_and_seeds_counts_the_residual_once(
     expected = of_clients.var(ddof=1) / clients + of_seeds.var(ddof=1) / seeds
     expected -= residual / (seeds * clients)
     np.testing.assert_allclose(two_way_variance(values), expected, rtol=1e-10)
-    # The interval takes it from what is known by more degrees of freedom.
+    # Clients' means contain it, so that it is taken from what seeds add.
     components = {
         clients - 1: of_clients.var(ddof=1) / clients,
-        seeds - 1: of_seeds.var(ddof=1) / seeds,
+        seeds - 1: of_seeds.var(ddof=1) / seeds - residual / (seeds * clients),
     }
-    components[max(components)] -= residual / (seeds * clients)
     assert min(components.values()) > 0
     width = np.sqrt(
         sum(
@@ -121,7 +125,10 @@ def test_seeds_and_clients_that_agree_by_chance_leave_the_residual_s_variance(sh
     least = np.square(rest).sum() / 12 / rest.size
     np.testing.assert_allclose(two_way_variance(1 + rest), least, rtol=1e-10)
     found = two_way_interval(0.1 + rest)
-    width = stats.t.ppf(0.975, 12) * np.sqrt(least)
+    variances = rest.var(axis=0, ddof=1)
+    degrees = (shape[0] - 1) * variances.sum() ** 2 / np.square(variances).sum()
+    degrees *= (shape[1] - 1) / shape[1]
+    width = stats.t.ppf(0.975, degrees) * np.sqrt(least)
     np.testing.assert_allclose(found.high - found.estimate, width, rtol=1e-8)
     assert found.verdict == "cannot tell"
 
@@ -228,12 +235,14 @@ def test_one_row_or_no_seed_in_common_tells_nothing():
         1,
         "cannot tell",
     )
-    # One row in each seed, always another: within a seed, none differs from the rest.
-    base = np.where(np.eye(6, dtype=bool), np.arange(6.0), np.nan)
-    found = gain_of(base + 5, base, "loss")
-    assert found["gain"].item() == 5
-    assert found["verdict"].item() == "cannot tell"
-    assert not np.isfinite(found["low"].item())
+    # One row in each seed, always another, tells what these rows tell in one seed.
+    gains = np.array([1.0, 2, 4, 3, 7, 5])
+    method = np.where(np.eye(6, dtype=bool), np.arange(6.0), np.nan)
+    six, one = (
+        gain_of(method + gains, method, "loss"),
+        gain_of(gains[None], np.zeros((1, 6)), "loss"),
+    )
+    np.testing.assert_allclose(six["low"].item(), one["low"].item())
     base = np.array([[0.0, 1], [np.nan, np.nan]])
     method = np.array([[np.nan, np.nan], [1.0, 1]])
     assert gain_of(base, method, "accuracy").is_empty()
@@ -330,23 +339,74 @@ def test_the_interval_of_r2_covers_it_and_is_undefined_for_a_constant_target():
     assert rows_of("r2", squared_error=[0.0, 0], target=[1.0, 3]).low == 1
 
 
-def test_the_residual_is_taken_off_the_component_with_more_degrees_of_freedom():
-    """Four clients have one degree of freedom more than three seeds."""
-    values = np.random.default_rng(4).normal(size=(3, 4))
-    clients, seeds = values.mean(axis=0), values.mean(axis=1)
-    residual = values - clients - seeds[:, None] + values.mean()
-    of_residual = np.square(residual).sum() / (2 * 3) / 12
-    of_clients = clients.var(ddof=1) / 4 - of_residual
-    of_seeds = seeds.var(ddof=1) / 3
-    assert of_clients > 0
-    squared = stats.t.ppf(0.975, 3) ** 2 * of_clients
-    squared += stats.t.ppf(0.975, 2) ** 2 * of_seeds
-    found = two_way_interval(values)
+def test_two_seeds_share_test_rows_as_their_splits_say():
+    assert Splits(0.2).overlap(3) == 0.2
+    assert Splits(0.2, folds=5).overlap(5) == 0
+    # Of ten parts, each has nine others, five of them of the other division.
+    assert Splits(0.2, folds=5).overlap(10) == pytest.approx(5 / 9 * 0.2)
+
+
+def test_one_client_s_random_splits_have_the_corrected_resampled_interval():
+    """The t test of Nadeau and Bengio (2003)."""
+    differences = np.random.default_rng(3).normal(0.2, 1, 6)
+    found = resampled_interval(differences[:, None], Splits(0.2))
+    variance = differences.var(ddof=1) * (1 / 6 + 0.2 / 0.8)
+    width = stats.t.ppf(0.975, 5) * np.sqrt(variance)
+    np.testing.assert_allclose(found.high - found.estimate, width, rtol=1e-8)
     np.testing.assert_allclose(
-        [found.estimate - found.low, found.high - found.estimate],
-        np.sqrt(squared),
-        rtol=1e-10,
+        resampled_variance(differences[:, None], Splits(0.2)), variance
     )
+
+
+def cross_validated(rng, clients, rows, luck, common):
+    """Mean differences of five folds, twice, whose expectation is 0: each row has a
+    difference of its own, and each training of a client and of all of them another one.
+    """
+    of_rows = rng.normal(size=(clients, rows))
+    values = []
+    for _ in range(2):
+        order = rng.permuted(np.tile(np.arange(rows), (clients, 1)), axis=1)
+        shuffled = np.take_along_axis(of_rows, order, axis=1)
+        values += list(shuffled.reshape(clients, 5, -1).mean(axis=2).T)
+    trained = luck * rng.normal(size=(10, clients)) + common * rng.normal(size=(10, 1))
+    return np.array(values) + trained
+
+
+@pytest.mark.parametrize(
+    ("clients", "rows", "luck", "common"),
+    [(5, 20, 0.0, 0.0), (20, 5, 0.5, 0.0), (30, 20, 0.2, 0.1)],
+)
+def test_cross_validation_decides_for_these_clients_at_its_level(
+    clients, rows, luck, common
+):
+    """Also if clients differ by much, which is nothing to these clients."""
+    rng, repetitions = np.random.default_rng(clients), 400
+    gains = 3 * rng.normal(size=clients)
+    low, high, widths = 0, 0, 0.0
+    for _ in range(repetitions):
+        values = gains + cross_validated(rng, clients, rows, luck, common)
+        found = resampled_interval(values, Splits(0.2, folds=5))
+        low += found.low > gains.mean()
+        high += found.high < gains.mean()
+        widths += (found.high - found.low) / repetitions
+    assert at_most(low / repetitions, 0.025, repetitions)
+    assert at_most(high / repetitions, 0.025, repetitions)
+    # Rows are all tested, and trainings ten times.
+    variance = (1 / rows + luck**2 / 10) / clients + common**2 / 10
+    assert widths < 1.4 * 2 * 1.96 * np.sqrt(variance)
+    # Clients like these may gain or lose.
+    assert two_way_interval(values).high - two_way_interval(values).low > 2 * widths
+
+
+def test_clients_that_were_tested_once_or_never_leave_the_others_their_interval():
+    values = np.random.default_rng(0).normal(1, 0.1, (10, 8))
+    values[1:, 0] = values[:, 1] = values[3, 2:6] = np.nan
+    found = resampled_interval(values, Splits(0.2, folds=5))
+    assert found.estimate == np.nanmean(values[:, [0, *range(2, 8)]], axis=0).mean()
+    assert found.verdict == "helps" and np.isfinite(found.low)
+    once = resampled_interval(values[:, :1], Splits(0.2, folds=5))
+    assert once.low == -np.inf and once.p == 1
+    assert np.isnan(resampled_interval(values[:, 1:2], Splits(0.2)).p)
 
 
 @pytest.mark.parametrize("name", ["accuracy", "loss", "rmse", "r2"])

@@ -26,12 +26,17 @@ from fedtailor.cli.progress import (
 )
 from fedtailor.cli.table_experiment import (
     TableComparisonOptions,
+    is_cross_validated,
     prepare_table_experiment,
 )
 from fedtailor.data.tables import ENDINGS
 from fedtailor.engine.executors import Settings
 from fedtailor.lab.experiments.compare import Comparison
-from fedtailor.lab.experiments.experiment import in_precision, load_experiment
+from fedtailor.lab.experiments.experiment import (
+    Experiment,
+    in_precision,
+    load_experiment,
+)
 from fedtailor.lab.experiments.plan import MAX_PLAN_SECONDS, PlannedRuns
 from fedtailor.lab.experiments.sharding import Shard
 from fedtailor.lab.report.comparison import format_parameters
@@ -54,9 +59,9 @@ class Options:
     """The quick size, where the file has one."""
     devices: int | None = None
     """Devices to use (all by default)."""
-    seeds_at_once: int = 1
+    seeds_at_once: int | None = None
     """Seeds of a method to train as one cohort: where that fills the devices, it is
-    faster.
+    faster (default: 1; all seeds of a table that is cross-validated by default).
     """
     budget: bool = False
     """Choose settings after a twelfth and two methods after three eighths of the
@@ -149,7 +154,7 @@ def compare(arguments: list[str]) -> int:
         in_precision(experiment, options.precision),
         options.out,
         Settings(devices=options.devices, canonical=options.canonical),
-        at_once=options.seeds_at_once,
+        at_once=_at_once(options, experiment),
         source=path,
         any_version=options.any_version,
         track=options.track,
@@ -176,6 +181,18 @@ def compare(arguments: list[str]) -> int:
     if isinstance(options, OwnTableOptions) and not options.json:
         say_models(options.out, name, is_final=options.finalize)
     return 0
+
+
+def _at_once(options: Options, experiment: Experiment) -> int:
+    """The seeds to train as one cohort: where a table is small, rounds take longer to
+    start than to compute.
+    """
+    if options.seeds_at_once is not None:
+        return options.seeds_at_once
+    small = isinstance(options, OwnTableOptions) and is_cross_validated(
+        options, experiment
+    )
+    return len(experiment.file.seeds) if small and options.shard is None else 1
 
 
 def _print_plan(comparison: Comparison, options: Options) -> int:

@@ -272,7 +272,7 @@ def _split_by_fold(pool: Rows, options: TableOptions, seed: int) -> Splits:
     """Test on fold `seed % folds` of each client's rows.
 
     Seeds with the same `seed // folds` have the same folds, so each row is a test row
-    for one of these seeds.
+    for one of these seeds. Validation rows are drawn anew for each seed.
     """
     assert options.folds is not None
     division, test_fold = divmod(seed, options.folds)
@@ -300,7 +300,7 @@ def _split_by_fold(pool: Rows, options: TableOptions, seed: int) -> Splits:
         pool.names,
         test=0,
         val=min(options.val / remaining, 0.9),
-        seed=division,
+        seed=seed,
     )
     return train, val, pool.of_client.where(is_test)
 

@@ -298,6 +298,8 @@ class DeviceExecutor:
             exchange.sums is not None
             and self.adds_up
             and len(self._models) == 1
+            # Accelerators train as many clients at once as they can.
+            and jax.default_backend() == "cpu"
             and len(exchange.cohort) > self._part_rows
         )
 

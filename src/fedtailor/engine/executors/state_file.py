@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtailor._base.choice import require
+from fedtailor.engine.executors.states import clients_of_part
 from fedtailor.protocol import ClientState
 
 MAX_BYTES = 2**28
@@ -116,7 +117,7 @@ class FileStates:
 
     @property
     def part_clients(self) -> int:
-        return self.max_clients
+        return clients_of_part(self._type.itemsize)
 
     @property
     def rows(self) -> ClientState:

@@ -17,6 +17,13 @@ time.
 """
 
 
+def clients_of_part(size: int) -> int:
+    """How many clients with states of `size` bytes start at the same time. It is the same
+    wherever states are kept, so that results are.
+    """
+    return max(PART_BYTES // max(size, 1), 1)
+
+
 class States(Protocol):
     """The states of m clients. An exchange never touches the rows of clients that take
     no part in it.
@@ -108,7 +115,7 @@ class HostStates(_InMemory):
         leaves, self._tree = jax.tree.flatten(state)
         self._clients = clients
         size = sum(np.asarray(leaf).nbytes for leaf in leaves)
-        self.part_clients = max(PART_BYTES // max(size, 1), 1)
+        self.part_clients = clients_of_part(size)
         self._leaves = [
             np.repeat(np.asarray(leaf)[None], clients, axis=0) for leaf in leaves
         ]

@@ -21,6 +21,7 @@ from fedtailor.lab.results.tables import Cell, Number, ReportTable
 from fedtailor.lab.results.test_values import rows_of, values_of
 from fedtailor.lab.results.units import Unit, unit_of
 from fedtailor.lab.results.verdict import Verdict
+from fedtailor.lab.results.words import LOCAL_METHOD
 from fedtailor.statistics.decision import (
     SCORES,
     Choice,
@@ -36,8 +37,6 @@ from fedtailor.statistics.decision import (
 from fedtailor.statistics.decision.frames import Frame
 from fedtailor.statistics.decision.warnings import MAX_NAMES
 
-LOCAL_METHOD = "local"
-"""The method that trains every client alone."""
 NO_TEST_MESSAGE = (
     "There are no test data by which {} could be told, so nothing is said of which"
     " method is best or who gains; keep some rows for testing."
@@ -194,8 +193,8 @@ class Decision:
         else:
             text = "Sharing is not shown to help on average, nor to hurt"
         return [
-            f"{text} (tested over all methods at once; each interval below stands for"
-            " itself)."
+            f"{text}, for clients like these (tested over all methods at once; each"
+            " interval below stands for itself)."
         ]
 
     def _left_out_sentences(self) -> list[str]:

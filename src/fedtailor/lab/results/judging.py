@@ -9,7 +9,13 @@ import polars as pl
 
 from fedtailor.lab.results.experiment import StoredExperiment, TrainedBaseline
 from fedtailor.lab.results.stored import RunsByMethod, mean_sizes
-from fedtailor.lab.results.test_values import Tests, baseline_label, rows_of, values_of
+from fedtailor.lab.results.test_values import (
+    Tests,
+    baseline_label,
+    rows_of,
+    splits_of,
+    values_of,
+)
 from fedtailor.lab.results.units import unit_of
 from fedtailor.lab.results.verdict import ClientVerdict, Verdict
 from fedtailor.lab.results.verdict_text import (
@@ -24,7 +30,7 @@ from fedtailor.lab.results.verdict_text import (
     subject_of,
     untrained_warnings,
 )
-from fedtailor.lab.results.words import WORDS, use_of
+from fedtailor.lab.results.words import LOCAL_METHOD, WORDS, use_of
 from fedtailor.statistics.decision import (
     Hurt,
     Recommendation,
@@ -34,6 +40,10 @@ from fedtailor.statistics.decision import (
     hurt_clients,
     recommend,
 )
+
+ROWS_FOR_INPUT = 10
+"""With fewer training rows for each input, a client has few for a model of its own
+(Peduzzi et al. 1996)."""
 
 
 def verdict_of(
@@ -67,7 +77,11 @@ def verdict_of(
         return None
     sizes = _sizes(runs)
     chosen = recommend(
-        val, _simplest_first(runs), sizes, higher_is_better=first.unit.higher_is_better
+        val,
+        simplest_first(runs, sizes),
+        sizes,
+        higher_is_better=first.unit.higher_is_better,
+        splits=splits_of(experiment, scenario, "val"),
     )
     if chosen is None:
         return None
@@ -75,7 +89,7 @@ def verdict_of(
         baseline_label(it): it for it in experiment.trained_baselines(scenario)
     }
     clients = _clients(chosen, gain_metric, gains, rows, runs, baselines, sizes)
-    tests = Tests(runs, baselines)
+    tests = Tests(runs, baselines, splits_of(experiment, scenario))
     ahead = baseline_ahead(tests, baselines)
     shared = shared_method(chosen, tests, base)
     headline = [*ahead]
@@ -116,8 +130,17 @@ def _sizes(runs: RunsByMethod) -> dict[str, tuple[int, int]]:
     return {client: (val[client], train[client]) for client in val}
 
 
-def _simplest_first(runs: RunsByMethod) -> list[str]:
-    """The methods by what is sent for them and by what clients keep."""
+def simplest_first(
+    runs: RunsByMethod, sizes: Mapping[str, tuple[int, int]]
+) -> list[str]:
+    """The methods by what is sent for them and by what clients keep.
+
+    Training alone sends nothing, but has a model for each client: where clients have few
+    rows for that, it is not the simplest but the most complex one.
+    """
+    inputs = int(np.prod(next(iter(runs.values()))[0].manifest["model"]["input_shape"]))
+    rows = float(np.median([train for _, train in sizes.values()]))
+    alone = 2.0 if rows < ROWS_FOR_INPUT * inputs else 0.0
 
     def key(label: str) -> tuple[float, int, int]:
         # What a round sends, as a training may by chance take fewer rounds.
@@ -129,7 +152,7 @@ def _simplest_first(runs: RunsByMethod) -> list[str]:
         kinds = list(WORDS)
         method = runs[label][0].method
         kind = kinds.index(method) if method in kinds else len(kinds)
-        return (0.0 if size == 0 else 1.0, kind, round(size))
+        return (alone if method == LOCAL_METHOD else 1.0, kind, round(size))
 
     return sorted(runs, key=key)
 
@@ -176,9 +199,7 @@ def _clients(
                 value=found.get("value", math.nan),
                 low=found.get("low", math.nan),
                 high=found.get("high", math.nan),
-                gain=None
-                if gain is None
-                else (gain["gain"], gain["low"], gain["high"]),
+                gain=None if gain is None else _expected_gain(gain),
                 p=float(p[position]),
                 p_holm=float(adjusted[position]),
                 baseline=""
@@ -236,9 +257,14 @@ def _over_baselines(
             if beside.get(client) == label and own.get(client) == row["method"]:
                 result[client] = (
                     row["base_value"],
-                    (row["gain"], row["low"], row["high"]),
+                    _expected_gain(row),
                 )
     return result
+
+
+def _expected_gain(gain: Mapping[str, float]) -> tuple[float, float, float]:
+    """The gain that a client should expect, with its interval."""
+    return gain["expected"], gain["expected_low"], gain["expected_high"]
 
 
 def _hurt(

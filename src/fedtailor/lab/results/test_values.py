@@ -6,13 +6,21 @@ from collections.abc import Mapping
 import numpy as np
 import polars as pl
 
-from fedtailor.lab.results.experiment import TrainedBaseline
+from fedtailor.data.tables import TableOptions
+from fedtailor.lab.results.experiment import StoredExperiment, TrainedBaseline
 from fedtailor.lab.results.stored import RunsByMethod
 from fedtailor.lab.results.units import Unit
 from fedtailor.statistics.decision import (
+    Interval,
+    Splits,
+    resampled_interval,
     two_way_interval,
 )
-from fedtailor.statistics.decision.intervals import Interval, two_way_variance
+from fedtailor.statistics.decision.intervals import (
+    MIN_SEEDS,
+    resampled_variance,
+    two_way_variance,
+)
 from fedtailor.statistics.decision.winner import dense_values
 
 
@@ -52,12 +60,47 @@ def baseline_label(baseline: TrainedBaseline) -> str:
     return f"baseline/{baseline.about.name}"
 
 
+def splits_of(
+    experiment: StoredExperiment, scenario: str, split: str = "test"
+) -> Splits | None:
+    """How seeds divide the rows of a table anew; None where they do not, or where that
+    is not known.
+
+    Args:
+        experiment: the index.
+        scenario: label of the scenario.
+        split: "test", or "val" for the rows that a choice is made on.
+    """
+    index = experiment.index
+    arguments = index.scenarios[scenario].arguments
+    if index.scenarios[scenario].use != "table" or len(index.seeds) < MIN_SEEDS:
+        return None
+    if any(arguments.get(name) for name in ("split", "time")):
+        return None
+    if split == "val":
+        return Splits(float(arguments.get("val", TableOptions().val)))
+    folds = arguments.get("folds")
+    if folds:
+        return Splits(1 / int(folds), int(folds))
+    return Splits(float(arguments.get("test", TableOptions().test)))
+
+
 class Tests:
-    """The test values of methods and baselines, over seeds and clients."""
+    """The test values of methods and baselines, over seeds and clients.
+
+    Attributes:
+        splits: how seeds divide the rows anew, see `splits_of`.
+        values: label -> values [seeds, clients]; higher is better.
+        methods: the labels of methods.
+    """
 
     def __init__(
-        self, runs: RunsByMethod, baselines: Mapping[str, TrainedBaseline]
+        self,
+        runs: RunsByMethod,
+        baselines: Mapping[str, TrainedBaseline],
+        splits: Splits | None = None,
     ) -> None:
+        self.splits = splits
         first = next(iter(runs.values()))[0]
         self.unit = first.unit
         sign = 1 if self.unit.higher_is_better else -1
@@ -88,31 +131,51 @@ class Tests:
         return max(self.methods, key=self.mean)
 
     def gain(self, label: str, other: str) -> Interval:
-        """The mean gain of one over another, over clients and seeds."""
+        """The mean gain of one over another: for these clients if seeds divide their
+        rows anew, or else for clients like these.
+        """
+        differences = self.values[label] - self.values[other]
+        if self.splits is None:
+            return two_way_interval(differences)
+        return resampled_interval(differences, self.splits)
+
+    def gain_elsewhere(self, label: str, other: str) -> Interval:
+        """The mean gain of one over another for clients like these."""
         return two_way_interval(self.values[label] - self.values[other])
 
     def error(self, label: str, other: str) -> float:
-        """The standard error of that gain."""
-        return float(np.sqrt(two_way_variance(self.values[label] - self.values[other])))
+        """The standard error of `gain`."""
+        differences = self.values[label] - self.values[other]
+        if self.splits is None:
+            return float(np.sqrt(two_way_variance(differences)))
+        return float(np.sqrt(resampled_variance(differences, self.splits)))
 
     def gain_text(self, gain: Interval) -> str:
         """A gain with its interval, such as "+3.9 points of ROC AUC (95 %: +1.1 to
         +6.7)" or "RMSE lower by 0.021 (95 %: 0.009 to 0.034)".
         """
-        values = [self.unit.scale * it for it in (gain.estimate, gain.low, gain.high)]
+        value = self.unit.scale * gain.estimate
         if self.unit.higher_is_better:
-            center, low, high = map(self.unit.signed, values)
-            text = f"{center} {measure_name(self.unit)}"
+            text = f"{self.unit.signed(value)} {measure_name(self.unit)}"
         else:
             # A sign would be read the wrong way.
-            direction = "lower" if values[0] >= 0 else "higher"
-            if values[0] < 0:
-                values = [-values[0], -values[2], -values[1]]
-            center, low, high = (f"{it + 0.0:.{self.unit.digits}f}" for it in values)
+            direction = "lower" if value >= 0 else "higher"
+            center = f"{abs(value):.{self.unit.digits}f}"
             text = f"{measure_name(self.unit)} {direction} by {center}"
+        return f"{text} ({self.range_text(gain)})"
+
+    def range_text(self, gain: Interval) -> str:
+        """The ends of a gain's interval, such as "95 %: +1.1 to +6.7"."""
         if not math.isfinite(gain.low):
-            return f"{text} (too few clients to tell)"
-        return f"{text} (95 %: {low} to {high})"
+            return "too few clients to tell"
+        ends = [self.unit.scale * gain.low, self.unit.scale * gain.high]
+        if self.unit.higher_is_better:
+            low, high = map(self.unit.signed, ends)
+        else:
+            if gain.estimate < 0:
+                ends = [-ends[1], -ends[0]]
+            low, high = (f"{it + 0.0:.{self.unit.digits}f}" for it in ends)
+        return f"95 %: {low} to {high}"
 
 
 def measure_name(unit: Unit) -> str:

@@ -113,7 +113,8 @@ class Verdict:
         own = self.recommendation.of_client
         note = (
             "Tested: rows of one split. Ranges: 95 % intervals, each for itself. Gains: + is"
-            " better, unclear if the range contains 0."
+            " better, unclear if the range contains 0; drawn towards the mean gain of all"
+            " clients by as much as each is uncertain."
         )
         if most is not None and len(chosen) > most:
             sign = 1 if self.unit.higher_is_better else -1

@@ -14,6 +14,7 @@ from fedtailor.lab.results.verdict import ALPHA, ClientVerdict
 from fedtailor.lab.results.words import sentence_of
 from fedtailor.statistics.decision import (
     Hurt,
+    Interval,
     Recommendation,
 )
 from fedtailor.statistics.decision.intervals import MIN_SEEDS
@@ -82,7 +83,10 @@ def _splits(experiment: StoredExperiment, arguments: Mapping[str, Any]) -> str:
     """The splits of all seeds: "3 random splits", "5 folds"."""
     seeds, folds = len(experiment.index.seeds), arguments.get("folds")
     if folds:
-        return f"{folds} folds" if seeds == folds else f"{seeds} of {folds} folds"
+        if seeds % folds:
+            return f"{seeds} of {folds} folds"
+        many = "" if seeds == folds else f", {seeds // folds} times"
+        return f"{folds} folds{many}"
     many = "s" if seeds > 1 else ""
     if arguments.get("split") or arguments.get("time"):
         return f"one split, {seeds} seed{many}"
@@ -178,10 +182,15 @@ def _sharing_sentence(tests: Tests, method: str, base: str, chosen: str) -> str:
         base: the one that trains every client alone.
         chosen: the one that was chosen for all, which may be either.
     """
-    gain = tests.gain(method, base)
+    gain, elsewhere = tests.gain(method, base), tests.gain_elsewhere(method, base)
     by = "" if method == chosen else f" by {method}"
     than = "over" if tests.unit.higher_is_better else "than by"
     text = f"{tests.gain_text(gain)}{by} {than} training alone"
+    whom, beside = "clients like these", ""
+    if tests.splits is not None:
+        whom = "these clients"
+        beside = f" For clients like these {_elsewhere(elsewhere)}"
+        beside += f" ({tests.range_text(elsewhere)})."
     seeds = len(tests.values[method])
     if seeds < MIN_SEEDS:
         return (
@@ -189,10 +198,22 @@ def _sharing_sentence(tests: Tests, method: str, base: str, chosen: str) -> str:
             f" {text}."
         )
     if gain.verdict == "helps":
-        return f"Sharing helps on average: {text}."
+        return f"Sharing helps {whom} on average: {text}.{beside}"
     if gain.verdict == "hurts":
-        return f"Sharing hurts on average: {text}."
-    return f"The test rows cannot tell whether sharing helps on average: {text}."
+        return f"Sharing hurts {whom} on average: {text}.{beside}"
+    return (
+        f"The test rows cannot tell whether sharing helps {whom} on average: {text}."
+        f"{beside}"
+    )
+
+
+def _elsewhere(gain: Interval) -> str:
+    """What is known of clients like these, as the middle of a sentence."""
+    if gain.verdict == "helps":
+        return "it helps"
+    if gain.verdict == "hurts":
+        return "it hurts"
+    return "it is open"
 
 
 def baseline_ahead(tests: Tests, baselines: Mapping[str, TrainedBaseline]) -> list[str]:

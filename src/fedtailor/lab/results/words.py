@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from fedtailor.algorithms.find import find_algorithm
 from fedtailor.protocol import About
 
+LOCAL_METHOD = "local"
+"""The method that trains every client alone."""
+
 
 @dataclass(frozen=True)
 class MethodWords:

@@ -12,8 +12,18 @@ from fedtailor.statistics.decision.contributions import (
 )
 from fedtailor.statistics.decision.convergence import movement, stands_still
 from fedtailor.statistics.decision.expected import expected_metrics
-from fedtailor.statistics.decision.gains import client_gains, holm, shrink
-from fedtailor.statistics.decision.intervals import Interval, two_way_interval
+from fedtailor.statistics.decision.gains import (
+    client_gains,
+    hierarchical,
+    holm,
+    shrink,
+)
+from fedtailor.statistics.decision.intervals import (
+    Interval,
+    Splits,
+    resampled_interval,
+    two_way_interval,
+)
 from fedtailor.statistics.decision.recommendation import Recommendation, recommend
 from fedtailor.statistics.decision.row_scores import (
     SCORES,
@@ -39,11 +49,13 @@ __all__ = [
     "Interval",
     "Recommendation",
     "Score",
+    "Splits",
     "Winner",
     "best_method",
     "choose_by_validation",
     "client_gains",
     "expected_metrics",
+    "hierarchical",
     "holm",
     "hurt_clients",
     "mean_gains",
@@ -51,6 +63,7 @@ __all__ = [
     "metric_interval",
     "movement",
     "recommend",
+    "resampled_interval",
     "sampled_shapley_values",
     "shapley_values",
     "shrink",

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+from jaxtyping import Float
 from numpy.typing import NDArray
 
 from fedtailor._base.documentation import see
@@ -12,6 +13,8 @@ from fedtailor.statistics.decision.intervals import student_interval
 from fedtailor.statistics.decision.paired import PairedRows, compare_rows, seed_variance
 from fedtailor.statistics.decision.row_scores import SCORES, Score
 
+_STEPS = 200
+"""Deviations of true values that `hierarchical` averages over."""
 COLUMNS: dict[str, type[pl.DataType]] = {
     "client": pl.String,
     "method": pl.String,
@@ -23,6 +26,8 @@ COLUMNS: dict[str, type[pl.DataType]] = {
     "p": pl.Float64,
     "verdict": pl.String,
     "expected": pl.Float64,
+    "expected_low": pl.Float64,
+    "expected_high": pl.Float64,
     "test_rows": pl.Int64,
     "seeds": pl.Int64,
 }
@@ -52,8 +57,9 @@ def client_gains(
     makes a statement on all clients together.
 
     `expected` is the gain shrunken towards the mean gain of all clients by the same
-    method, by as much as it is uncertain (see `shrink`): the single gains of few test
-    rows scatter more than the true ones, and the largest are too large.
+    method, by as much as it is uncertain, with an interval (see `hierarchical`): the
+    single gains of few test rows scatter more than the true ones, and the largest are
+    too large. With fewer than `MIN_CLIENTS` clients it is the gain itself.
 
     Args:
         rows: one row for each method, seed, client and test row, with the columns
@@ -159,7 +165,14 @@ def _gains_of_method(
         intervals.append(student_interval(pair.center, components, confidence))
         variances.append(sum(variance for variance, _ in components))
     differences = np.array([pair.differences.mean() for pair in pairs.values()])
-    expected = shrink(differences, np.array(variances))
+    expected = hierarchical(differences, np.array(variances), confidence)
+    if expected is None:
+        expected = np.array(
+            [
+                (difference, it.low, it.high)
+                for difference, it in zip(differences, intervals, strict=True)
+            ]
+        )
     # Differences of bounded scores are bounded themselves.
     limit = np.inf if score.bounds is None else score.bounds[1] - score.bounds[0]
     records = {}
@@ -177,11 +190,75 @@ def _gains_of_method(
             "high": min(score.gain(interval.high, base_value), limit),
             "p": interval.p,
             "verdict": interval.verdict,
-            "expected": score.gain(float(likely), base_value),
+            "expected": score.gain(float(likely[0]), base_value),
+            "expected_low": max(score.gain(float(likely[1]), base_value), -limit),
+            "expected_high": min(score.gain(float(likely[2]), base_value), limit),
             "test_rows": pair.rows,
             "seeds": len(pair.seeds),
         }
     return records
+
+
+MIN_CLIENTS = 3
+"""Of fewer clients nothing tells how their true gains vary."""
+
+
+def hierarchical(
+    estimates: Float[np.ndarray, " n"],
+    variances: Float[np.ndarray, " n"],
+    confidence: float = 0.95,
+) -> Float[np.ndarray, "n 3"] | None:
+    """What the true values are, if they are normal around a mean of their own.
+
+    The mean and the deviation t of the true values have flat priors (Gelman 2006). Given
+    t, an estimate is moved towards the mean by v / (v + t^2), see `shrink`; the result
+    is the mean over all t by how well they explain the estimates, so that its interval
+    contains that t is not known.
+
+    Args:
+        estimates: [n] estimates.
+        variances: [n] their variances v; infinite where nothing is known of one.
+        confidence: confidence level of the intervals.
+
+    Returns:
+        Of each value the mean and the ends of its interval; None with fewer than
+        `MIN_CLIENTS` estimates of known variance, or if one is certain.
+
+    Example:
+        >>> from fedtailor.statistics.decision import hierarchical
+        >>> hierarchical(np.array([0.0, 1.0, 8.0]), np.ones(3)).round(1)
+        array([[ 0.1, -1.9,  2. ],
+               [ 1.1, -0.9,  3. ],
+               [ 7.8,  5.9,  9.8]])
+    """
+    known = np.isfinite(variances)
+    if known.sum() < MIN_CLIENTS or (variances[known] <= 0).any():
+        return None
+    from scipy import special
+
+    values, errors = estimates[known], variances[known]
+    most = 10 * float(np.sqrt(values.var(ddof=1) + errors.mean()))
+    # Dense where t is small: its square is what counts.
+    deviations = most * np.linspace(0, 1, _STEPS) ** 2
+    between = np.square(deviations)[:, None]
+    weights = 1 / (errors + between)
+    sums = weights.sum(axis=1)
+    means = weights @ values / sums
+    squares = (np.square(values - means[:, None]) * weights).sum(axis=1)
+    log_density = 0.5 * (np.log(weights).sum(axis=1) - np.log(sums) - squares)
+    density = np.exp(log_density - log_density.max()) * np.gradient(deviations)
+    density /= density.sum()
+    # [t, n]; of a value of which nothing is known the error is as large as t.
+    kept = np.zeros((_STEPS, len(estimates)))
+    kept[:, known] = between * weights
+    rest = np.broadcast_to(between, kept.shape).copy()
+    rest[:, known] = kept[:, known] * errors
+    centers = means[:, None] + kept * np.where(known, estimates - means[:, None], 0.0)
+    spread = rest + np.square(1 - kept) / sums[:, None]
+    mean = density @ centers
+    variance = density @ (spread + np.square(centers)) - np.square(mean)
+    width = special.ndtri((1 + confidence) / 2) * np.sqrt(np.maximum(variance, 0.0))
+    return np.stack([mean, mean - width, mean + width], axis=1)
 
 
 def shrink(

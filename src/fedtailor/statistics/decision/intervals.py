@@ -5,13 +5,15 @@ from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float
-from numpy.typing import NDArray
 
 MIN_SEEDS = 3
 """With fewer seeds, intervals do not generalize to other seeds.
 
 With two seeds, Student's quantile is already 12.7.
 """
+LEARNT = 0.5
+"""The variance of a difference due to training rows, in units of that due to as many test
+rows: a half for least squares with few inputs (`benchmarks/mean_gains.py`)."""
 _MIN_LOG_P = -300.0
 """Smaller p-values count as 0."""
 
@@ -50,23 +52,47 @@ class Interval:
         return "cannot tell"
 
 
+@dataclass(frozen=True)
+class Splits:
+    """How seeds divide the rows of each client anew.
+
+    Attributes:
+        test: share of a client's rows that one seed tests.
+        folds: the number of seeds that together test every row once; None where each
+            seed draws its test rows at random.
+
+    Example:
+        >>> from fedtailor.statistics.decision import Splits
+        >>> Splits(0.2, folds=5).overlap(10)
+        0.111...
+    """
+
+    test: float
+    folds: int | None = None
+
+    def overlap(self, seeds: int) -> float:
+        """The share of one seed's test rows that another seed tests, mean over pairs."""
+        if self.folds is None:
+            return self.test
+        # Parts of one division have no row in common.
+        others = max(seeds - self.folds, 0) / max(seeds - 1, 1)
+        return others * self.test
+
+
 def two_way_interval(
     differences: Float[np.ndarray, "seeds clients"], confidence: float = 0.95
 ) -> Interval:
-    """The mean paired difference of two methods over clients and seeds.
+    """The mean paired difference of two methods, for clients like these.
 
     The differences are not independent: one client appears in several seeds, and all
     clients of a seed share a federated training. Clients and seeds are therefore
-    crossed clusters. The variance of the mean is the variance of the clients' means
-    over seeds, plus the variance of the seeds' means over clients, minus the variance
-    of the residual, which both contain; it is at least the variance of the residual.
-    Components of clients and seeds have as many degrees of freedom as there are
-    clusters, minus one (see `student_interval`).
+    crossed clusters. The variance of the mean is that of the clients' means over seeds,
+    which contains what single clients vary by from seed to seed, and what seeds add to
+    all clients alike. Both have as many degrees of freedom as there are clusters, minus
+    one (see `student_interval`).
 
-    A bootstrap that resamples clients with all their seeds, and seeds with all their
-    clients, has the same limit for infinitely many draws, apart from its bias, which is
-    large for three seeds. With fewer than `MIN_SEEDS` seeds only clients count as
-    random, and the interval does not generalize to other seeds.
+    With fewer than `MIN_SEEDS` seeds only clients count as random, and the interval does
+    not generalize to other seeds.
 
     Args:
         differences: NaN where a client was not measured in a seed. A client or a seed
@@ -83,43 +109,155 @@ def two_way_interval(
         >>> found.estimate
         2.0
     """
-    center, components = _mean_and_components(differences)
+    center, components = _of_clients_like_these(_measured(differences))
     return student_interval(center, components, confidence)
 
 
 def two_way_variance(differences: Float[np.ndarray, "seeds clients"]) -> float:
     """The variance of the mean in `two_way_interval`; NaN without any difference."""
-    _, components = _mean_and_components(differences)
+    _, components = _of_clients_like_these(_measured(differences))
     return sum((variance for variance, _ in components), 0.0) if components else np.nan
 
 
-def _mean_and_components(
+def resampled_interval(
     differences: Float[np.ndarray, "seeds clients"],
-) -> tuple[float, list[tuple[float, int]]]:
-    """The mean over clients and seeds, and the components of its variance."""
+    splits: Splits,
+    confidence: float = 0.95,
+) -> Interval:
+    """The mean paired difference of two methods, for these clients and new rows of them.
+
+    Args:
+        differences: as for `two_way_interval`, of `MIN_SEEDS` seeds or more.
+        splits: how seeds divide the rows.
+        confidence: confidence level of the interval.
+
+    Example:
+        >>> from fedtailor.statistics.decision import Splits, resampled_interval
+        >>> values = np.array([[1.0, 2.0], [2.0, 3.0], [1.5, 2.5]])
+        >>> resampled_interval(values, Splits(0.2)).estimate
+        2.0
+    """
+    center, components = _of_these_clients(_measured(differences), splits)
+    return student_interval(center, components, confidence)
+
+
+def resampled_variance(
+    differences: Float[np.ndarray, "seeds clients"], splits: Splits
+) -> float:
+    """The variance of the mean in `resampled_interval`; NaN without any difference."""
+    _, components = _of_these_clients(_measured(differences), splits)
+    return sum((variance for variance, _ in components), 0.0) if components else np.nan
+
+
+Components = list[tuple[float, float]]
+"""Parts of the variance of a mean, each with its degrees of freedom."""
+
+
+def _measured(
+    differences: Float[np.ndarray, "seeds clients"],
+) -> Float[np.ndarray, "s c"]:
+    """The differences of the seeds and clients that have any."""
     values = np.asarray(differences, np.float64)
     is_measured = ~np.isnan(values)
-    seeds = is_measured.any(axis=1)
-    clients = is_measured.any(axis=0)
-    values = values[seeds][:, clients]
+    return values[is_measured.any(axis=1)][:, is_measured.any(axis=0)]
+
+
+def _of_clients_like_these(
+    values: Float[np.ndarray, "s c"],
+) -> tuple[float, Components]:
+    """The mean over clients and seeds, and the components of its variance.
+
+    The mean is never more certain than the clients' changes from seed to seed allow:
+    where few clients agree by chance, what is missing is a third component.
+    """
     if not values.size:
         return np.nan, []
-    client_means = np.nanmean(values, axis=0)
-    seed_means = np.nanmean(values, axis=1)
-    n_clients = len(client_means)
+    means = np.nanmean(values, axis=0)
+    seeds, clients = values.shape
     # A single client does not determine the variance between clients.
-    client_variance = (
-        float(client_means.var(ddof=1)) / n_clients if n_clients > 1 else np.inf
-    )
-    components = _variance_components(
-        client_variance, n_clients - 1, seed_means, values
-    )
-    return float(client_means.mean()), components
+    between = float(means.var(ddof=1)) / clients if clients > 1 else np.inf
+    components: Components = [(between, clients - 1)]
+    if seeds >= MIN_SEEDS:
+        own, degrees, common = _over_seeds(values)
+        missing = max((own - common) / seeds - between, 0.0)
+        components += [(common / seeds, seeds - 1), (missing, degrees)]
+    return float(means.mean()), components
+
+
+def _of_these_clients(
+    values: Float[np.ndarray, "s c"], splits: Splits
+) -> tuple[float, Components]:
+    """As `_of_clients_like_these`, where clients would be the same.
+
+    What changes from seed to seed for single clients has two causes. Other test rows
+    count by the share of them that seeds have in common, and models vary with their
+    training rows, which seeds share as well, by a part of that again (`LEARNT`).
+    Trainings that only happened to do better are independent. They are what repetitions
+    differ by, in each of which every row is tested. Without repetitions all is laid to
+    the rows, and for random splits only to these (Nadeau and Bengio 2003).
+    """
+    if not values.size:
+        return np.nan, []
+    seeds, folds = len(values), splits.folds
+    own, degrees, common = _over_seeds(values)
+    trained = 0.0
+    if folds is not None and seeds >= 2 * folds and seeds % folds == 0:
+        repeated = values.reshape(-1, folds, values.shape[1])
+        tested = (~np.isnan(repeated)).sum(axis=1)
+        sums = np.nansum(repeated, axis=1)
+        means = np.divide(
+            sums, tested, out=np.full(sums.shape, np.nan), where=tested > 0
+        )
+        between, certainty, _ = _over_seeds(means)
+        # Of few clients this is a guess, and too much of it makes the interval narrow.
+        trained = min(folds * between * certainty / (certainty + 2), own)
+    overlap = splits.overlap(seeds)
+    of_rows = (own - trained) / (1 - overlap)
+    share = overlap + (1 - overlap) / seeds
+    if folds is not None:
+        share += LEARNT * splits.test / (1 - splits.test)
+    center = float(np.nanmean(values, axis=0).mean())
+    return center, [
+        (of_rows * share + trained / seeds, degrees),
+        (common / seeds, seeds - 1),
+    ]
+
+
+def _over_seeds(values: Float[np.ndarray, "s c"]) -> tuple[float, float, float]:
+    """What a seed's mean over clients varies by from seed to seed.
+
+    Returns:
+        The variance due to changes of single clients (other test rows, and trainings that
+        do better for one client), its degrees of freedom, and the variance due to
+        changes that all clients have in common. Infinite with a single seed.
+    """
+    is_measured = ~np.isnan(values)
+    several = is_measured.sum(axis=0) > 1
+    if not several.any():
+        return np.inf, 1, 0.0
+    values, is_measured = values[:, several], is_measured[:, several]
+    counts = is_measured.sum(axis=0)
+    seeds, clients = values.shape
+    changes = np.where(is_measured, values - np.nanmean(values, axis=0), 0.0)
+    variances = np.square(changes).sum(axis=0) / (counts - 1)
+    # What each seed adds to the mean over clients.
+    by_seed = (changes * seeds / counts).mean(axis=1)
+    total = float(np.square(by_seed).sum()) / (seeds - 1)
+    squares = float((np.square(variances) / (counts - 1)).sum())
+    # Satterthwaite's degrees of freedom of a sum of variances.
+    degrees = float(variances.sum()) ** 2 / squares if squares > 0 else 1.0
+    if clients == 1:
+        return total, degrees, 0.0
+    own = float((variances * seeds / counts).sum()) / clients**2
+    # Each client's variance contains what is common, which their mean has once.
+    own = max(own - total / clients, 0.0) * clients / (clients - 1)
+    degrees = max(degrees * (clients - 1) / clients, 1.0)
+    return own, degrees, max(total - own, 0.0)
 
 
 def student_interval(
     center: float,
-    components: Sequence[tuple[float, int]],
+    components: Sequence[tuple[float, float]],
     confidence: float,
 ) -> Interval:
     """A confidence interval for a mean whose variance has several components.
@@ -174,53 +312,3 @@ def student_interval(
         lambda log_p: half_width(log_p) - abs(center), bracket=(_MIN_LOG_P, 0.0)
     )
     return Interval(center, low, high, float(np.exp(solution.root)))
-
-
-def _variance_components(
-    client_variance: float,
-    df: int,
-    seed_means: NDArray[np.float64],
-    values: NDArray[np.float64],
-) -> list[tuple[float, int]]:
-    """Splits the variance of a mean into a component of clients and one of seeds.
-
-    Both components contain the variance of the residual, which must count once. It is
-    subtracted from the component with more degrees of freedom, because subtracting it
-    from the other one would leave a difference of two uncertain numbers. Where a client
-    was not measured in a seed, the residual is unknown and nothing is subtracted.
-
-    The mean is never more certain than its residual allows: where few clients and seeds
-    agree by chance and both components are small, what is missing up to the residual's
-    variance is a third component.
-
-    Args:
-        client_variance: the variance of the mean over clients, including the residual.
-        df: degrees of freedom of `client_variance`.
-        seed_means: [seeds] means over clients.
-        values: [seeds, clients], NaN where a client was not measured in a seed.
-
-    Returns:
-        For each component the variance and its degrees of freedom.
-    """
-    seeds, clients = values.shape
-    if seeds < MIN_SEEDS:
-        return [(client_variance, df)]
-    seed_variance = float(seed_means.var(ddof=1)) / seeds
-    if clients == 1 or np.isnan(values).any():
-        return [(client_variance, df), (seed_variance, seeds - 1)]
-    client_means = values.mean(axis=0)
-    seed_means = values.mean(axis=1, keepdims=True)
-    residual = values - client_means - seed_means + values.mean()
-    residual_df = (seeds - 1) * (clients - 1)
-    squares = float(np.square(residual).sum())
-    residual_variance = squares / residual_df / values.size
-    if df >= seeds - 1:
-        client_variance = max(client_variance - residual_variance, 0.0)
-    else:
-        seed_variance = max(seed_variance - residual_variance, 0.0)
-    missing = max(residual_variance - client_variance - seed_variance, 0.0)
-    return [
-        (client_variance, df),
-        (seed_variance, seeds - 1),
-        (missing, residual_df),
-    ]

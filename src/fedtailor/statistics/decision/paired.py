@@ -94,6 +94,13 @@ def compare_rows(
         array[:, rows] for array in (base, other, truth, is_tested)
     )
     differences, influence = _influence(base, other, truth, score)
+    tested, overlap = is_tested.sum(axis=1), overlap_of_seeds(is_tested)
+    if overlap < 1:
+        # Seeds have other rows, which deviate from those of all seeds, not only from
+        # those of their own: it is all that a single row of a seed tells.
+        changes = (differences - differences.mean()) / tested
+        changes *= np.sqrt(len(seeds) / (len(seeds) - 1))
+        influence = influence + is_tested * changes[:, None]
     in_seed, plain_variance = variances_over_rows(influence)
     center, row_variance = float(differences.mean()), plain_variance
     if score.bounds is not None and score.is_mean_of_rows:
@@ -103,8 +110,8 @@ def compare_rows(
             plain_variance,
             (score.bounds[1] - score.bounds[0]) / len(seeds),
         )
-    # A single row of a seed does not tell how rows vary.
-    if is_tested.sum(axis=1).min() < 2:
+    # A single row does not tell how rows vary.
+    if is_tested.shape[1] < 2 or (tested.min() < 2 and overlap == 1):
         row_variance = in_seed = np.inf
     count = len(seeds)
     first_truth = np.take_along_axis(truth, is_tested.argmax(axis=0)[None], axis=0)[0]
@@ -118,7 +125,7 @@ def compare_rows(
         degrees=score.degrees(first_truth),
         in_seed=in_seed,
         between_seeds=explained_between_seeds(in_seed, plain_variance, count),
-        overlap=overlap_of_seeds(is_tested),
+        overlap=overlap,
         rows=int(rows.sum()),
         seeds=seeds,
     )

@@ -12,7 +12,12 @@ import polars as pl
 from jaxtyping import Float
 
 from fedtailor.statistics.decision.gains import between_variance
-from fedtailor.statistics.decision.intervals import MIN_SEEDS, two_way_variance
+from fedtailor.statistics.decision.intervals import (
+    MIN_SEEDS,
+    Splits,
+    resampled_variance,
+    two_way_variance,
+)
 from fedtailor.statistics.decision.winner import dense_values
 
 ERRORS = 2.0
@@ -56,12 +61,13 @@ def recommend(
     rows: Mapping[str, tuple[int, int]],
     *,
     higher_is_better: bool,
+    splits: Splits | None = None,
 ) -> Recommendation | None:
     """Chooses a method for all clients, and other ones for clients that need them.
 
     For all: the simplest method that is at most one standard error worse than the best
-    one (Breiman et al. 1984). The error is that of the mean difference over clients and
-    seeds, see `two_way_interval`.
+    one (Breiman et al. 1984). The error is that of the mean difference for these clients
+    where seeds divide their rows anew, and else for clients like these.
 
     For one client: a method whose expected difference to the one for all is above two
     standard errors. The differences of all clients are drawn towards their mean by as
@@ -75,6 +81,7 @@ def recommend(
         order: the methods, simplest first.
         rows: client -> its numbers of validation and of training rows.
         higher_is_better: direction of the metric.
+        splits: how seeds divide the rows anew, if they do.
 
     Returns:
         None without any method that has values of all clients.
@@ -107,7 +114,7 @@ def recommend(
     close = tuple(
         name
         for name in simplest
-        if name == best or _is_close(scores[best] - scores[name])
+        if name == best or _is_close(scores[best] - scores[name], splits)
     )
     method = close[0]
     of_client: dict[str, tuple[float, str]] = {}
@@ -129,9 +136,14 @@ def _mean(values: Float[np.ndarray, "seeds clients"]) -> float:
     return float(np.nanmean(values[:, clients], axis=0).mean())
 
 
-def _is_close(differences: Float[np.ndarray, "seeds clients"]) -> bool:
+def _is_close(
+    differences: Float[np.ndarray, "seeds clients"], splits: Splits | None
+) -> bool:
     """Whether a mean difference, of 0 or more, is at most its standard error."""
-    variance = two_way_variance(differences)
+    if splits is None or len(differences) < MIN_SEEDS:
+        variance = two_way_variance(differences)
+    else:
+        variance = resampled_variance(differences, splits)
     return _mean(differences) <= float(np.sqrt(variance))
 
 

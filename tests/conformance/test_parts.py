@@ -22,6 +22,9 @@ PARTED = {
 PARTED["feddpa"] = partial(algorithms.FedDPA, share=0.0)
 SENDS = {"fedala": "everything", "lg-fedavg": "last1"}
 """What travels with `part="last1"`, where it is not all but that."""
+FURTHER = {"fedpac": 18 + 2 * 3 * 6}
+"""Numbers beside the model's part: FedPAC's head (5 + 1 for each of 3 classes), and five
+mean features and a share for each class, before and after training."""
 
 
 def mlp():
@@ -36,6 +39,8 @@ def test_which_methods_take_a_part():
         "fedbn",
         "fedbabu",
         "fedala",
+        "fedas",
+        "fedpac",
         "feddpa",
     }
 
@@ -48,7 +53,7 @@ def test_the_ledger_counts_the_part_that_travels(name):
             PARTED[name](part="last1", sgd=SGD(lr=0.1, steps=1, batch_size=8)),
         )
         training = train(algorithm, classification(clients=2), model, 1)
-        sent = model.part(SENDS.get(name, "not last1")).size
+        sent = model.part(SENDS.get(name, "not last1")).size + FURTHER.get(name, 0)
         assert training.ledger.totals().bytes_up == 2 * 8 * sent
 
 

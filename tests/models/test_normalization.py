@@ -228,10 +228,23 @@ def test_published_sizes(depth, size):
     assert models.resnet(depth, "group").bind((32, 32, 3), 10).size == size
 
 
+def test_resnet_18_has_torchvisions_arrays():
+    model = models.resnet(18).bind((224, 224, 3), 1000)
+    assert model.size - model.statistics.size == 11_689_512
+    assert model.paths[:2] == ("conv1.weight", "bn1.weight")
+    assert "layer2.0.downsample.1.running_var" in model.paths
+    assert model.part("head").size == 513_000
+    assert models.resnet(18, stem="3x3").bind((8, 8, 3), 10).size > 11_000_000
+
+
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: models.resnet(18), "depth is 18; .* 8, 14, 20"),
+        (lambda: models.resnet(19), "depth is 19; .* 8, 14, 20"),
+        (lambda: models.resnet(8, stem="3x3"), "leave stem out"),
+        (lambda: models.resnet(18, stem="5x5"), "choose '7x7' or '3x3'"),
+        (lambda: models.resnet(18, "group"), "ResNet-18 has batch normalisation"),
+        (lambda: models.resnet(18).bind((28, 28, 1), 10), "32x32 or more"),
         (lambda: models.resnet(norm="layer"), "choose 'group' or 'batch'"),
         (lambda: models.resnet().bind((4, 4, 3), 10), "8x8 or more"),
         (lambda: models.lenet5(norm="layer"), "choose 'group', 'batch' or None"),

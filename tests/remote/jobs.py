@@ -35,7 +35,7 @@ use = "logistic"
 {model}
 [method]
 use = "{method}"
-sgd = {{ lr = 0.1, epochs = 1, batch_size = 8 }}
+sgd = {{ lr = {lr}, epochs = 1, batch_size = 8 }}
 [training]
 rounds = {rounds}
 minimum = 2
@@ -47,9 +47,11 @@ NAMES = ("a", "b", "c", "d")
 class Clients:
     """A job's file, and four clients with a file and a directory each."""
 
-    def __init__(self, directory, rounds=4, *, method="ditto", model="", rest=""):
+    def __init__(
+        self, directory, rounds=4, *, method="ditto", lr=0.1, model="", rest=""
+    ):
         directory.mkdir()
-        self.settings = {"method": method, "model": model, "rest": rest}
+        self.settings = {"method": method, "lr": lr, "model": model, "rest": rest}
         self.directory, self.path = directory, directory / "job.toml"
         self.set_rounds(rounds)
         for place, name in enumerate(NAMES):

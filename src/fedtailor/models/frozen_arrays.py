@@ -137,6 +137,8 @@ class FrozenArrays(Mapping[str, NDArray[Any]]):
         }
 
 
+COUNTER = "num_batches_tracked"
+"""The end of the name of a counter of PyTorch's batch normalisation, which is not used."""
 ALIGNMENT = 64
 """The bytes at whose multiples arrays begin that JAX takes from NumPy without a copy."""
 
@@ -217,8 +219,8 @@ def arrays_by_path(source: Any) -> Mapping[str, NDArray[Any]]:
     """Arrays by path, such as "layers.2.weight".
 
     Args:
-        source: a mapping from paths to arrays, a safetensors file, or a network (an
-            Equinox module, a tree of Flax's parameters).
+        source: a mapping from paths to arrays (also of PyTorch), a safetensors file, or a
+            network (an Equinox module, a tree of Flax's parameters).
 
     Raises:
         ValueError: the file cannot be read, or there are no arrays.
@@ -228,20 +230,27 @@ def arrays_by_path(source: Any) -> Mapping[str, NDArray[Any]]:
 
     if isinstance(source, str | Path):
         try:
-            return TensorFile(Path(source))
+            file = TensorFile(Path(source))
+            if not any(name.endswith(COUNTER) for name in file):
+                return file
+            return {name: file[name] for name in file if not name.endswith(COUNTER)}
         except (OSError, SafetensorError) as error:
             raise ValueError(
                 f"cannot read arrays from {source} ({error}); name a safetensors file"
             ) from None
-    leaves = jax.tree_util.tree_leaves_with_path(source)
-    arrays = {path_of(path): leaf for path, leaf in leaves if is_parameter(leaf)}
     if isinstance(source, Mapping) and not any(
         isinstance(value, Mapping) for value in source.values()
     ):
-        # Paths with dots are keys already.
-        arrays = {
-            str(name): array for name, array in source.items() if is_parameter(array)
-        }
+        # Paths with dots are keys already, as in a state dict of PyTorch, whose tensors
+        # become NumPy's.
+        arrays = {}
+        for name, array in source.items():
+            plain = array.detach().cpu().numpy() if hasattr(array, "detach") else array
+            if is_parameter(plain):
+                arrays[str(name)] = plain
+    else:
+        leaves = jax.tree_util.tree_leaves_with_path(source)
+        arrays = {path_of(path): leaf for path, leaf in leaves if is_parameter(leaf)}
     if not arrays:
         raise ValueError(
             "there are no arrays to start from; give a network, arrays by path, or a"

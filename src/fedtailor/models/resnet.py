@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from fedtailor._base.choice import require
 from fedtailor.models.convolution import KEEP
 from fedtailor.models.layered import Layered, image_of
 from fedtailor.models.layers import (
@@ -23,6 +24,7 @@ from fedtailor.models.layers import (
 )
 from fedtailor.models.normalization import NormKind, StatefulLayer, norm_layer
 from fedtailor.models.registry import register
+from fedtailor.models.resnet18 import ResNet18, Stem
 
 WIDTHS = (16, 32, 64)
 """Channels of the three stages."""
@@ -112,35 +114,51 @@ class ResNet(Layered):
 
 @register
 def resnet(
-    depth: int = 8, norm: NormKind = "batch", image_shape: Sequence[int] | None = None
-) -> ResNet:
+    depth: int = 8,
+    norm: NormKind = "batch",
+    image_shape: Sequence[int] | None = None,
+    stem: Stem | None = None,
+) -> ResNet | ResNet18:
     """The ResNets for CIFAR-10 of He et al. 2016: 269,722 parameters for depth 20 and
-    ten classes, 75,290 for depth 8.
+    ten classes, 75,290 for depth 8; or, with depth 18, their ResNet-18.
 
-    Running statistics of batch normalisation come on top.
+    Running statistics of batch normalisation come on top. The arrays of ResNet-18 have
+    torchvision's names and shapes, so that `frozen` and `lora` start from its weights.
 
     Args:
         depth: 6 n + 2 layers, for n residual blocks in each of three stages of 16, 32
-            and 64 channels.
-        norm: "batch", or "group" (of two groups).
+            and 64 channels; or 18.
+        norm: "batch", or "group" (of two groups; not with depth 18).
         image_shape: as for `lenet5`.
+        stem: of depth 18: "7x7" (None is the same), torchvision's, for images of 32x32
+            or more, which it makes four times smaller; "3x3" for small images.
 
     Returns:
         The architecture; `bind` it to inputs, or pass it to `run`.
 
     Raises:
-        ValueError: the depth is no 6 n + 2, the normalisation is unknown, or (when
-            bound) the inputs are no images of 8x8 or more.
+        ValueError: the depth is no 6 n + 2 and not 18, the normalisation or the stem is
+            unknown or not one of this depth, or (when bound) the inputs are no images of
+            8x8 or more.
 
     Example:
         >>> ft.models.resnet(depth=8, norm="group").bind((32, 32, 3), 10).size
         75290
     """
-    if depth < 8 or depth % 6 != 2:
-        raise ValueError(
-            f"depth is {depth}; a ResNet for small images has 8, 14, 20, 26, 32, ..."
-            " layers"
+    shape = None if image_shape is None else tuple(image_shape)
+    require(stem in (None, "7x7", "3x3"), f"stem is {stem!r}; choose '7x7' or '3x3'")
+    require(norm in ("group", "batch"), f"norm is {norm!r}; choose 'group' or 'batch'")
+    if depth == 18:
+        require(
+            norm == "batch",
+            "ResNet-18 has batch normalisation, as torchvision's; choose norm 'batch', or"
+            " depth 20",
         )
-    if norm not in ("group", "batch"):
-        raise ValueError(f"norm is {norm!r}; choose 'group' or 'batch'")
-    return ResNet(depth, norm, None if image_shape is None else tuple(image_shape))
+        return ResNet18("7x7" if stem is None else stem, shape)
+    require(
+        depth >= 8 and depth % 6 == 2,
+        f"depth is {depth}; a ResNet for small images has 8, 14, 20, 26, 32, ..."
+        " layers, and torchvision's has 18",
+    )
+    require(stem is None, f"depth {depth} has one stem only; leave stem out")
+    return ResNet(depth, norm, shape)

@@ -42,6 +42,9 @@ from fedtailor.models.registry import register
 from fedtailor.models.resnet import (
     ResNet as ResNet,
 )  # where exported models look for their architecture
+from fedtailor.models.resnet18 import (
+    ResNet18 as ResNet18,
+)
 from fedtailor.models.series import (
     Conv1dNet as Conv1dNet,
 )  # where exported models look for their architecture

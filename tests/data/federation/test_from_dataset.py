@@ -61,6 +61,27 @@ def test_they_are_the_same_as_arrays():
     same(from_dataset(named, "site", x="pixels", y="kind"))
 
 
+@pytest.mark.extra
+def test_data_sets_of_pytorch_are_read():
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    utils = torch.utils.data
+
+    class Transformed(utils.Dataset):
+        """With a transform, and labels of no dimension."""
+
+        def __len__(self):
+            return len(X)
+
+        def __getitem__(self, number):
+            return torch.tensor(X[number]) / 2 * 2, torch.tensor(Y[number])
+
+    same(from_dataset(Transformed(), OWNERS))
+    whole = utils.TensorDataset(torch.tensor(X), torch.tensor(Y))
+    same(from_dataset(whole, OWNERS))
+    parts = {"a": utils.Subset(whole, range(6)), "b": utils.Subset(whole, range(6, 12))}
+    same(from_dataset(parts))
+
+
 @pytest.mark.parametrize(
     ("data", "options", "message"),
     [

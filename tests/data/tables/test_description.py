@@ -201,3 +201,15 @@ def test_zeros_and_ones_have_a_share_and_no_quantiles():
 
 def test_bars():
     assert bars([0, 1, 8]) == " ▁█" and bars([0, 0]) == ""
+
+
+def test_spellings_that_differ_in_capitals_are_named_and_can_be_folded():
+    frame = pl.DataFrame(
+        {"site": ["Basel", "BASEL", "Bern"] * 4, "x": range(12), "y": ["no", "No"] * 6}
+    )
+    description, notes = describe_table(frame, client="site")
+    assert len(description.clients) == 3
+    # Truth values are read in any spelling.
+    assert ["'site' (BASEL / Basel); say --fold-case" in it for it in notes] == [True]
+    folded, notes = describe_table(frame, client="site", fold_case=True)
+    assert (len(folded.clients), notes) == (2, ())

@@ -37,6 +37,8 @@ class Options:
     """Columns of numbers that are codes."""
     missing: tuple[str, ...] = ()
     """Further words for a missing cell; COLUMN=WORD for a word of one column."""
+    fold_case: bool = False
+    """Read text in small letters, with single blanks: BASEL is Basel."""
     least: int = 1
     """Hide counts of fewer rows, as a client of a federation of machines hides those of
     fewer than 5 from others; 1 = none.
@@ -70,6 +72,7 @@ def describe(arguments: list[str]) -> int:
             drop=options.drop,
             categories=options.categories,
             missing=options.missing,
+            fold_case=options.fold_case,
             least=options.least,
         )
     show_description(

@@ -14,6 +14,7 @@ from fedtailor.data.tables.kinds import ParsedColumn, parse_column
 from fedtailor.data.tables.options import make_options
 from fedtailor.data.tables.problems import Problems, missing_columns
 from fedtailor.data.tables.reading import read
+from fedtailor.data.tables.suspicions import spelling_warnings
 
 ALL = "all rows"
 """Name of the only client of a table without a column of clients."""
@@ -26,6 +27,7 @@ def describe_table(
     drop: tuple[str, ...] = (),
     categories: tuple[str, ...] = (),
     missing: tuple[str, ...] = (),
+    fold_case: bool = False,
     least: int = 1,
 ) -> tuple[Description, tuple[str, ...]]:
     """Describe the columns of a table by counts and sums of each client.
@@ -36,6 +38,7 @@ def describe_table(
         drop: columns to leave out.
         categories: columns of numbers that are codes.
         missing: further words for missing cells.
+        fold_case: read text in small letters, with single blanks.
         least: counts of fewer rows are hidden, as a client of a federation of machines
             hides them from others; 1 = none.
 
@@ -46,7 +49,12 @@ def describe_table(
         ValueError: the file cannot be read, or a column is missing or cannot be parsed.
     """
     options = make_options(
-        {"drop": drop, "categories": categories, "missing": missing}
+        {
+            "drop": drop,
+            "categories": categories,
+            "missing": missing,
+            "fold_case": fold_case,
+        }
         | ({} if client is None else {"client": client})
     )
     raw = read(source, options)
@@ -64,13 +72,18 @@ def describe_table(
         owners = {
             name: rows.of_client[number] for number, name in enumerate(rows.names)
         }
-    columns = {}
+    columns, texts = {}, []
     for series in raw.frame:
+        if series.name == client:
+            texts.append(series)
         if series.name == client or series.name in options.drop:
             continue
         parsed = _parse(series, series.name in options.categories, notes)
         if parsed is not None:
             columns[series.name] = parsed
+            texts += [series] if parsed.kind == "category" else []
+    for warning in spelling_warnings(texts):
+        notes.append(f"{warning[0].upper()}{warning[1:]}.")
     require(bool(columns), f"{raw.where} has no column that can be described")
     description = describe_columns(
         {name: column.values for name, column in columns.items()},

@@ -12,7 +12,6 @@ import numpy as np
 import polars as pl
 import pytest
 
-from fedtailor._base import printable
 from fedtailor._base.printable import (
     csv_of_frame,
     csv_text,
@@ -25,6 +24,7 @@ from fedtailor._base.printable import (
 from fedtailor.cli import main
 from fedtailor.cli.progress import progress_of
 from fedtailor.lab.results.tables import ReportTable
+from fedtailor.remote.wire.run_log import COORDINATOR_LOG, Lines, client_log
 from fedtailor.remote.wire.transport import LoopbackTransport, send_and_receive
 
 FORGED = "2026-01-01 all keys are good"
@@ -113,29 +113,17 @@ def test_the_log_of_an_exchange(hostile, capsys):
         client: Request("job", 0, 0, "client", client, deadline=time.time() + 30)
         for client in clients
     }
-    send_and_receive(LoopbackTransport(clients), requests, {}, minimum=0, log=say)
+    with Lines(say).of(COORDINATOR_LOG):
+        send_and_receive(LoopbackTransport(clients), requests, {}, minimum=0)
     out = capsys.readouterr().out
     assert harmless(out) and out.count("\n") == 2
 
 
-def test_every_log_of_a_federation_goes_through_the_cleaner():
-    """The functions that print by default: `say`, and no other."""
-    import inspect
-
-    from fedtailor.remote import service
-    from fedtailor.remote.https import client, port, server
-
-    functions = [
-        service.connected,
-        service.wait_for_clients,
-        service.agree_on_preprocessing,
-        service.join,
-        client.answer_messages,
-        port.open_port,
-        server.serve_messages,
-    ]
-    for function in functions:
-        assert inspect.signature(function).parameters["log"].default is printable.say
+def test_lines_of_a_federation_are_clean_for_everybody_who_listens(caplog):
+    """Also where no `Lines` shows them: Python prints warnings that nobody takes."""
+    for log in (COORDINATOR_LOG, client_log("a")):
+        log.warning("a\nb\x1b")
+    assert caplog.messages == ["a b\\x1b"] * 2
 
 
 @pytest.fixture(scope="module")

@@ -10,12 +10,14 @@ import resource
 import subprocess
 import sys
 import threading
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
 from fedtailor.remote.client.client import responder_of
 from fedtailor.remote.client.store import ClientStore
-from fedtailor.remote.keys.kit import read_kit
+from fedtailor.remote.keys.kit import Kit, read_kit
+from fedtailor.remote.wire.run_log import Lines, client_log
 
 if TYPE_CHECKING:
     from fedtailor.remote.https.client import Message
@@ -111,11 +113,11 @@ class ClientHere:
     def __init__(self, kit: Path, data: Path, log: Path) -> None:
         self._lines: list[str] = []
         read = read_kit(kit)
+        self._name = read.name
         self._store = ClientStore(read.state, read.job.identity).__enter__()
         try:
-            self._responder = responder_of(
-                read, self._store, data, log=self._lines.append
-            )
+            with self._hearing():
+                self._responder = responder_of(read, self._store, data)
         except BaseException:
             self.stop()  # the lock of a process goes with it
             raise
@@ -127,11 +129,16 @@ class ClientHere:
             Ended: an exception would have ended the process.
         """
         try:
-            return self._responder(body)
+            with self._hearing():
+                return self._responder(body)
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt):
                 raise
             raise Ended(f"the client ended: {type(error).__name__}: {error}") from error
+
+    def _hearing(self) -> AbstractContextManager[None]:
+        """Notes what it logs until the end of the block, as others may have its name."""
+        return Lines(self._lines.append).of(client_log(self._name))
 
     def said(self) -> str:
         """What it has logged."""
@@ -162,8 +169,8 @@ def _read(stream: IO[bytes]) -> bytes | None:
 class _Pipe:
     """In place of the `Connection` of a client."""
 
-    def __init__(self, *_: Any) -> None:
-        self.address = "a pipe"
+    def __init__(self, kit: Kit) -> None:
+        self.address, self.log = "a pipe", client_log(kit.name)
         self._in, self._out = sys.stdin.buffer, _ANSWERS
 
     def next(self, after: str) -> "Message":

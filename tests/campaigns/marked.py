@@ -25,6 +25,7 @@ from fedtailor.remote.service import (
     agree_on_preprocessing,
     wait_for_clients,
 )
+from fedtailor.remote.wire.run_log import COORDINATOR_LOG, Lines
 from fedtailor.remote.wire.transport import LoopbackTransport
 
 NAMES = ("a", "b", "c", "d")
@@ -283,24 +284,22 @@ def quick_waits(step: float):
 def train(job, transport, directory: Path, lines: list[str], **options):
     """Do what `federation serve` does with clients that are there."""
     connection = Connection(job, NAMES, transport)
-    rows = wait_for_clients(connection, wait=600, log=lines.append)
-    describe_clients(job, transport, rows, 600, log=lines.append)
-    statistics = agree_on_preprocessing(job, transport, rows, 600, None, lines.append)
-    run = coordinate(
-        job,
-        transport,
-        rows,
-        directory,
-        statistics=statistics,
-        log=lines.append,
-        **options,
-    )
-    if job.boosting is not None:
-        trees = directory.with_name("boosted")
-        boost_clients(
-            job, transport, rows, trees, statistics=statistics, log=lines.append
+    with Lines(lines.append).of(COORDINATOR_LOG):
+        rows = wait_for_clients(connection, wait=600)
+        describe_clients(job, transport, rows, 600)
+        statistics = agree_on_preprocessing(job, transport, rows, 600)
+        run = coordinate(
+            job,
+            transport,
+            rows,
+            directory,
+            statistics=statistics,
+            **options,
         )
-    return run.training
+        if job.boosting is not None:
+            trees = directory.with_name("boosted")
+            boost_clients(job, transport, rows, trees, statistics=statistics)
+        return run.training
 
 
 def table(number: int) -> pl.DataFrame:

@@ -155,8 +155,8 @@ class _Network(LoopbackTransport):
 class _Origins(Origins):
     """Notes whose place has changed."""
 
-    def __init__(self, log: Callable[[str], None]) -> None:
-        super().__init__(log=log)
+    def __init__(self) -> None:
+        super().__init__()
         self.changes: list[str] = []
 
     def hear(self, client: str, text: str) -> None:
@@ -401,7 +401,7 @@ class Unsteady:
                     make if name == NAMES[0] else ClientHere,
                 )
             network = _Network(machines, happen)
-            network.origins = _Origins(log=lines.append)
+            network.origins = _Origins()
             try:
                 job = read_kit(machines[NAMES[0]].kit).job
                 train(job, network, folder / "run", lines, patience=20.0)

@@ -13,6 +13,7 @@ from fedtailor.remote.client.store import ClientStore
 from fedtailor.remote.job.data_facts import RemoteData
 from fedtailor.remote.job.plan import Plan
 from fedtailor.remote.server.executor import RemoteExecutor, Rules, population_table
+from fedtailor.remote.wire.run_log import COORDINATOR_LOG, Lines
 from fedtailor.remote.wire.transport import LoopbackTransport, Responder
 
 EXPERIMENT = "experiment of a test"
@@ -64,6 +65,7 @@ class Remote:
         self.responders = {name: self.client(name) for name in federation.names}
         self.transport = LoopbackTransport(self.responders)
         self.groups, self.lines, self.options = groups, [], options
+        Lines(self.lines.append).listen(COORDINATOR_LOG)
 
     def client(self, name):
         """A client as it is after its process started."""
@@ -110,7 +112,6 @@ class Remote:
             rules=Rules(
                 **{"poll_interval": 0.0, "deadline": 60.0, "minimum": 1} | rules
             ),
-            log=self.lines.append,
         )
 
     def training(self, executor=None, *, data="", secret=None, **options):

@@ -4,6 +4,7 @@ Every cell is a number or a word that is nowhere else, and so are the names of c
 that the job does not ask for, and the directories.
 """
 
+import logging
 import re
 
 import numpy as np
@@ -18,6 +19,7 @@ from fedtailor.remote.service import (
     agree_on_preprocessing,
     wait_for_clients,
 )
+from fedtailor.remote.wire.run_log import Lines, client_log
 from fedtailor.remote.wire.transport import LoopbackTransport, Responder
 
 NAMES = ("a", "b", "c", "d", "e")
@@ -146,6 +148,8 @@ class MarkedClients:
         self.directory = directory / "Qzdirectory"
         self.directory.mkdir()
         self.marks, self.logs = Marks(), {name: [] for name in NAMES}
+        for name, lines in self.logs.items():
+            Lines(lines.append, logging.WARNING).listen(client_log(name))
         self.marks.add_word("Qzdirectory")
         text = JOB.format(
             method=METHODS[method]
@@ -212,7 +216,6 @@ class MarkedClients:
             name,
             handler,
             handler.common_vectors,
-            self.logs[name].append,
         )
 
     def train(self):

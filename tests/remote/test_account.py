@@ -131,10 +131,9 @@ def test_noise_of_two_strengths_composes_and_the_smaller_delta_counts(tmp_path):
     assert epsilon == pytest.approx(together, rel=1e-10)
 
 
-def test_no_more_epsilon_is_spent_than_the_policy_allows(tmp_path):
+def test_no_more_epsilon_is_spent_than_the_policy_allows(tmp_path, client_lines):
     most = sampled_gaussian_epsilon(2.0, 1.0, 5, 1e-5) * (1 + 1e-9)
-    lines = []
-    account = ClientAccount(tmp_path, most_epsilon=most, log=lines.append)
+    account = ClientAccount(tmp_path, most_epsilon=most)
     for round in range(5):
         account.record(request(round=round), [NOISY])
     size = (tmp_path / ACCOUNT).stat().st_size
@@ -144,9 +143,11 @@ def test_no_more_epsilon_is_spent_than_the_policy_allows(tmp_path):
         assert caught.value.code == Refusal.SPENT
     assert (tmp_path / ACCOUNT).stat().st_size == size
     account.record(request(round=4), [NOISY])  # the same again
-    assert len(lines) == 5
-    assert lines[-1].startswith(f"round 5: epsilon {most:.2f} for all rows of this")
-    assert lines[-1].endswith(f"at most {most:g}")
+    assert len(client_lines) == 5
+    assert client_lines[-1].startswith(
+        f"round 5: epsilon {most:.2f} for all rows of this"
+    )
+    assert client_lines[-1].endswith(f"at most {most:g}")
 
 
 def test_a_row_is_also_in_what_hides_the_whole_client(tmp_path):

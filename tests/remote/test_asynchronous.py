@@ -133,10 +133,9 @@ class Stops(Callback):
 
 @pytest.mark.as_shipped
 @pytest.mark.parametrize("method", ["fedavg", "ditto"])
-def test_the_same_order_in_a_simulation_gives_the_same_bits(method, tmp_path):
+def test_the_same_order_in_a_simulation_gives_the_same_bits(method, tmp_path, lines):
     clients = late_clients(tmp_path / "wards", method=method)
-    lines = []
-    training = train(clients, log=lines.append)
+    training = train(clients)
     assert lines == []
     record = record_of(clients)
     assert len(record) == 6 * 2 and record["age"].max() >= 2
@@ -168,10 +167,10 @@ def test_a_buffer_of_all_is_a_server_that_waits_to_the_bit(tmp_path):
         )
 
 
-def test_the_coordinator_does_not_wait_and_counts_each_answer_once(tmp_path):
+def test_the_coordinator_does_not_wait_and_counts_each_answer_once(tmp_path, lines):
     clients = late_clients(tmp_path / "wards", 12, buffer=1, method="fedavg")
-    transport, lines = slow(clients), []
-    training = train(clients, transport, log=lines.append)
+    transport = slow(clients)
+    training = train(clients, transport)
     record = record_of(clients)
     assert training.round == 12 and lines == []
     began = record["round"] - 1 - record["age"]
@@ -212,12 +211,12 @@ def test_clients_at_work_are_measured_after_the_training(tmp_path):
 
 
 @pytest.mark.parametrize("after", [1, 4])
-def test_a_killed_coordinator_resumes(after, tmp_path):
+def test_a_killed_coordinator_resumes(after, tmp_path, lines):
     clients = late_clients(tmp_path / "wards", 7, method="fedavg")
     with pytest.raises((KeyboardInterrupt, Interrupted)):
         train(clients, callbacks=[Stops(after)])
-    lines, transport = [], slow(clients)
-    training = train(clients, transport, resume=True, log=lines.append)
+    transport = slow(clients)
+    training = train(clients, transport, resume=True)
     assert training.round == 7 and lines == []
     record = record_of(clients)
     assert len(record) == 7 * 2
@@ -227,9 +226,9 @@ def test_a_killed_coordinator_resumes(after, tmp_path):
     assert_same(training.server, replayed(clients, 7).training.server)
 
 
-def test_a_client_that_dies_at_work_is_released_and_may_come_back(tmp_path):
+def test_a_client_that_dies_at_work_is_released_and_may_come_back(tmp_path, lines):
     clients = late_clients(tmp_path / "wards", 12, method="fedavg")
-    transport, lines, lost = slow(clients), [], []
+    transport, lost = slow(clients), []
     transport.deadlines = {"c": 8}
     answer = transport._clients["c"]
 
@@ -243,7 +242,7 @@ def test_a_client_that_dies_at_work_is_released_and_may_come_back(tmp_path):
         return answer(body)
 
     transport._clients["c"] = lose
-    training = train(clients, transport, log=lines.append)
+    training = train(clients, transport)
     assert training.round == 12
     assert lines == ["no answer in time from c"]
     of_lost = record_of(clients).filter(client="c")
@@ -251,11 +250,11 @@ def test_a_client_that_dies_at_work_is_released_and_may_come_back(tmp_path):
     assert_same(training.server, replayed(clients, 12).training.server)
 
 
-def test_an_answer_after_the_deadline_is_not_counted(tmp_path):
+def test_an_answer_after_the_deadline_is_not_counted(tmp_path, lines):
     clients = late_clients(tmp_path / "wards", 12, method="fedavg")
-    transport, lines = slow(clients, SLOW | {"c": 9}), []
+    transport = slow(clients, SLOW | {"c": 9})
     transport.deadlines = {"c": 6}
-    training = train(clients, transport, log=lines.append)
+    training = train(clients, transport)
     assert training.round == 12
     assert "no answer in time from c" in lines
     assert any(line.startswith("client c: it answers exchange") for line in lines)
@@ -264,11 +263,11 @@ def test_an_answer_after_the_deadline_is_not_counted(tmp_path):
 
 
 @pytest.mark.as_shipped
-def test_answers_that_come_again_are_refused(tmp_path):
+def test_answers_that_come_again_are_refused(tmp_path, lines):
     once = late_clients(tmp_path / "once", 6, method="fedavg")
     expected = train(once)
     clients = late_clients(tmp_path / "again", 6, method="fedavg")
-    transport, lines, sent = slow(clients), [], []
+    transport, sent = slow(clients), []
     receive = transport.receive
 
     def again():
@@ -279,7 +278,7 @@ def test_answers_that_come_again_are_refused(tmp_path):
                 yield from sent
 
     transport.receive = again
-    training = train(clients, transport, log=lines.append)
+    training = train(clients, transport)
     assert record_of(clients).equals(record_of(once))
     assert_same(training.server, expected.server)
     assert {line.partition(": ")[2] for line in lines} <= {
@@ -290,9 +289,9 @@ def test_answers_that_come_again_are_refused(tmp_path):
     assert any("the first answer stands" in line for line in lines)
 
 
-def test_who_is_not_connected_holds_nobody_up_and_begins_when_it_comes(tmp_path):
+def test_who_is_not_connected_holds_nobody_up_and_begins_when_it_comes(tmp_path, lines):
     clients = late_clients(tmp_path / "wards", 8, method="ditto")
-    transport, lines = slow(clients), []
+    transport = slow(clients)
     transport.away = {"d"}
 
     class Comes(Callback):
@@ -301,7 +300,7 @@ def test_who_is_not_connected_holds_nobody_up_and_begins_when_it_comes(tmp_path)
                 transport.away = set()
 
     begun = time.monotonic()
-    train(clients, transport, callbacks=[Comes()], log=lines.append)
+    train(clients, transport, callbacks=[Comes()])
     assert lines == [] and time.monotonic() - begun < clients.job.deadline / 2
     began = [round for name, round in asked_to_train(transport) if name == "d"]
     assert began[0] == 4

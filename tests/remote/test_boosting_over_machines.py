@@ -167,7 +167,7 @@ def test_only_masks_leave_a_client(boosted):
     assert max(steps) < most
 
 
-def test_lost_answers_are_asked_for_again(tmp_path):
+def test_lost_answers_are_asked_for_again(tmp_path, lines):
     clients = Boosted(tmp_path / "job")
     lost = []
 
@@ -178,9 +178,8 @@ def test_lost_answers_are_asked_for_again(tmp_path):
         return is_lost
 
     tap = Tap(clients.responders, lose)
-    lines = []
     object.__setattr__(clients.job, "deadline", 0.5)
-    model = clients.boost(tap, log=lines.append)
+    model = clients.boost(tap)
     assert len(set(lost)) > 1, lost
     assert any("it is asked again" in line for line in lines)
     same_trees(model, clients.simulated[1].shared)
@@ -441,14 +440,13 @@ def test_thresholds_are_searched_for_as_often_as_the_search_takes(boosted, tmp_p
 
 
 @pytest.mark.parametrize("scope", ["run", "round"])
-def test_the_same_questions_without_a_client_are_not_answered(tmp_path, scope):
+def test_the_same_questions_without_a_client_are_not_answered(tmp_path, scope, lines):
     """Steps count as one round: else the difference of two sums is one client's."""
     rest = REST.replace("[boosting]", f'sum_scope = "{scope}"\n[boosting]')
     clients = Boosted(tmp_path / "job", rest=rest)
     whole = Tap(clients.responders)
     clients.boost(whole)
     clients.responders = {name: clients.client(name) for name in NAMES}
-    lines = []
     with pytest.raises(TooFewClients):
         boost_clients(
             clients.job,
@@ -456,7 +454,6 @@ def test_the_same_questions_without_a_client_are_not_answered(tmp_path, scope):
             clients.sizes(NAMES[:3]),
             clients.directory / "again",
             patience=0.0,
-            log=lines.append,
         )
     assert any(Refusal.UNSAFE_SUM.explanation in line for line in lines), lines
 
@@ -508,14 +505,13 @@ def test_a_sum_that_is_too_large_is_said_once_a_job(tmp_path):
     assert ask(0, "c", "start") is Refusal.SUM_RANGE
 
 
-def test_the_same_questions_with_a_row_less_are_not_answered(tmp_path):
+def test_the_same_questions_with_a_row_less_are_not_answered(tmp_path, lines):
     """The difference of the sums of targets would be that row's target."""
     clients = Boosted(tmp_path / "job")
     clients.boost()
     rows = clients.rows["a"]
     clients.rows["a"] = dataclasses.replace(rows, x=rows.x[:-1], y=rows.y[:-1])
     clients.responders = {name: clients.client(name) for name in NAMES}
-    lines = []
     with pytest.raises(TooFewClients):
         boost_clients(
             clients.job,
@@ -523,7 +519,6 @@ def test_the_same_questions_with_a_row_less_are_not_answered(tmp_path):
             clients.sizes(NAMES),
             clients.directory / "again",
             patience=0.0,
-            log=lines.append,
         )
     assert any(
         line.startswith("client a:") and Refusal.UNSAFE_SUM.explanation in line

@@ -17,7 +17,7 @@ from fedtailor.remote.keys.kit import Kit
 from fedtailor.remote.server import coordinate as coordinating
 from fedtailor.remote.wire.messages import Request, decode_reply, encode_request
 from fedtailor.remote.wire.refusals import Refusal
-from fedtailor.remote.wire.run_log import RunLog
+from fedtailor.remote.wire.run_log import RunLog, client_log
 from fedtailor.remote.wire.secure_sums import KEYS, SHARES, STAGES, SUM
 from remote.jobs import JOB, NAMES, Clients
 from remote.test_coordinate import Dies
@@ -224,12 +224,11 @@ def test_sums_over_too_few_clients_are_refused_by_the_policy(tmp_path):
 def test_a_client_says_each_round_and_when_the_training_is_over(tmp_path):
     """And nothing of what was refused, or asked for again."""
     clients, lines = Kits(tmp_path / "wards", rounds=2), []
-    log = RunLog(show=lines.append)
+    RunLog(show=lines.append).listen(client_log("a"))
 
     def client(name):
         kit, data = clients.kit(name), clients.directory / f"{name}.csv"
-        own = log if name == "a" else RunLog(show=lambda line: None)
-        return responder_of(kit, clients.store(name), data, log=own)
+        return responder_of(kit, clients.store(name), data)
 
     clients.client = client
     clients.train(NAMES)

@@ -167,11 +167,11 @@ def no_pause(monkeypatch):
     monkeypatch.setattr(RemoteTraining, "pause", 0.0)
 
 
-def test_a_round_with_too_few_clients_is_asked_again(tmp_path, no_pause):
+def test_a_round_with_too_few_clients_is_asked_again(tmp_path, no_pause, lines):
     straight, other = Clients(tmp_path / "straight"), Clients(tmp_path / "other")
     straight.train(NAMES)
-    transport, lines = Away(other.start(NAMES)[0]._clients, dict.fromkeys("abc", 3)), []
-    other.train_over(transport, NAMES, log=lines.append)
+    transport = Away(other.start(NAMES)[0]._clients, dict.fromkeys("abc", 3))
+    other.train_over(transport, NAMES)
     told = [line for line in lines if "asking again" in line]
     assert len(told) == 3 and told[0].startswith(
         "round 1: 1 of 4 clients answered in time, and 2 are needed (docs:"
@@ -217,8 +217,8 @@ def test_a_newcomer_that_is_away_does_not_end_the_others_training(tmp_path):
     assert len(training.metrics.values("accuracy", unseen=True)) == 1
 
 
-def test_a_client_that_returns_with_other_rows_is_named(tmp_path):
-    clients, lines = Clients(tmp_path / "wards", rounds=1), []
+def test_a_client_that_returns_with_other_rows_is_named(tmp_path, lines):
+    clients = Clients(tmp_path / "wards", rounds=1)
     clients.train(NAMES)
     clients.set_rounds(2)
     rows = clients.sizes(NAMES) | {"b": np.array([30, 2, 7])}
@@ -228,7 +228,6 @@ def test_a_client_that_returns_with_other_rows_is_named(tmp_path):
         rows,
         clients.directory / "run",
         resume=True,
-        log=lines.append,
     )
     assert lines[0] == (
         "client b: it has 30 + 2 + 7 rows now, and had 24 + 6 + 10 when the run began;"
@@ -269,8 +268,8 @@ def test_a_client_that_comes_while_others_train_is_served_as_a_newcomer(tmp_path
     assert measured.filter(client="d")["round"].max() == 4
 
 
-def test_a_client_that_is_revoked_is_not_waited_for(tmp_path):
-    clients, lines = Clients(tmp_path / "wards", rounds=2), []
+def test_a_client_that_is_revoked_is_not_waited_for(tmp_path, lines):
+    clients = Clients(tmp_path / "wards", rounds=2)
 
     class Revoking(LoopbackTransport):
         def online(self):
@@ -278,7 +277,7 @@ def test_a_client_that_is_revoked_is_not_waited_for(tmp_path):
 
     transport = Revoking(clients.start(NAMES)[0]._clients)
     transport.revoked = {"b"}
-    training = clients.train_over(transport, NAMES, log=lines.append)
+    training = clients.train_over(transport, NAMES)
     assert training.round == 2
     accepted = dict(
         zip(training.executor.seen.names, training.executor._accepted, strict=True)

@@ -213,13 +213,14 @@ def test_scores_that_no_model_can_have_are_refused(name, value, tmp_path):
     assert len(training.metrics.values("accuracy")) == 3
 
 
-def test_a_run_with_a_liar_ends_with_sound_models_and_a_sound_checkpoint(tmp_path):
+def test_a_run_with_a_liar_ends_with_sound_models_and_a_sound_checkpoint(
+    tmp_path, lines
+):
     clients = Clients(tmp_path / "wards")
     transport, _ = clients.start(NAMES)
     honest = transport._clients["b"]
     transport._clients["b"] = lying(honest, set_all("update/model", 1e30))
-    lines = []
-    training = clients.train_over(transport, NAMES, log=lines.append)
+    training = clients.train_over(transport, NAMES)
     assert len(lines) == 4 and all("client b" in line for line in lines)
     assert np.isfinite(np.asarray(training.server.model)).all()
     assert np.abs(np.asarray(training.server.model)).max() < 100

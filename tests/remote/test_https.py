@@ -36,7 +36,7 @@ from fedtailor.remote.keys.kit import (
     renew_keys,
     revoke,
 )
-from fedtailor.remote.wire.run_log import RunLog
+from fedtailor.remote.wire.run_log import COORDINATOR_LOG, Lines, RunLog, client_log
 
 
 @pytest.fixture(scope="module")
@@ -58,12 +58,12 @@ class Wards:
             shutil.copy(job, kit)
 
     def open(self):
+        self.stack.enter_context(Lines(self.lines.append).of(COORDINATOR_LOG))
         self.transport = self.stack.enter_context(
             serve_messages(
                 self.directory / COORDINATOR,
                 self.port,
                 host="127.0.0.1",
-                log=self.lines.append,
             )
         )
         self.transport.expect(1000)
@@ -77,15 +77,17 @@ class Wards:
         return connection
 
     @contextlib.contextmanager
-    def joined(self, name="a", respond=lambda body: body[::-1], log=None):
+    def joined(self, name="a", respond=lambda body: body[::-1]):
         """A client that answers in a thread."""
         lines, stop = [], threading.Event()
+        hearing = RunLog(show=lines.append).of(client_log(name))
         connection = Connection(read_kit(self.directory / "kits" / name))
         ended = []
 
         def run():
             try:
-                answer_messages(connection, respond, stop=stop, log=log or lines.append)
+                with hearing:
+                    answer_messages(connection, respond, stop=stop)
             except ValueError as error:
                 ended.append(str(error))
 
@@ -236,15 +238,16 @@ def test_a_client_that_comes_again_is_another_session_and_the_former_is_told(war
 
 
 def test_a_coordinator_that_comes_back_finds_the_client_which_says_so_once(wards):
-    shown, warnings = [], []
-    log = RunLog(show=shown.append, warned=lambda: warnings.append(1))
-    with wards.joined(log=log) as (_, ended):
+    def warnings():
+        return [line for line in shown if "WARNING" in line]
+
+    with wards.joined() as (shown, ended):
         assert wards.ask("a", b"ab") == ("a", b"ba")
         wards.close()
-        until(lambda: warnings)
+        until(warnings)
         wards.open()
         assert wards.ask("a", b"cd") == ("a", b"dc")
-    assert not ended and len(warnings) <= 2
+    assert not ended and len(warnings()) <= 2
     assert sum("connected to" in line for line in shown) == 2
 
 

@@ -76,7 +76,6 @@ class Machines:
                     Abrupt(kit),
                     respond,
                     stop=self.stops[name],
-                    log=lambda line: None,
                 )
             except Killed:
                 self.kills += 1
@@ -88,7 +87,6 @@ class Machines:
             self.directory / COORDINATOR,
             self.port,
             host="127.0.0.1",
-            log=lambda line: None,
         ) as transport:
             receive, looks = transport.receive, []
 

@@ -1,6 +1,7 @@
 """What an operator and a monitor see of a coordinator and its clients."""
 
 import json
+import re
 import socket
 import time
 import urllib.error
@@ -16,35 +17,31 @@ from fedtailor.remote.server.monitor import (
     monitor_server,
     read_status,
 )
-from fedtailor.remote.wire.run_log import RunLog
+from fedtailor.remote.wire.run_log import COORDINATOR_LOG, RunLog, client_log
 from remote.jobs import NAMES, Clients
 
 # lines of a log
 # --------------------------------------------------------------------------------------
 
 
-def test_lines_have_times_levels_and_rounds(tmp_path):
-    lines, warnings = [], []
-    log = RunLog(
-        file=tmp_path / "log",
-        show=lines.append,
-        warned=lambda: warnings.append(1),
-        clock=lambda: 0.0,
-    )
-    moment = time.strftime("%Y-%m-%d %H:%M:%S%z", time.localtime(0))
-    log.info("begins")
-    log.debug("too fine")
-    log.round = 2
-    log("client a: is late")
-    log.to_file("only there")
-    assert lines == [
-        f"{moment} INFO    begins",
-        f"{moment} WARNING round 3: client a: is late",
-    ]
+TIME = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[+-]\d{4}"
+
+
+def test_lines_have_times_and_levels(tmp_path):
+    lines = []
+    with RunLog(file=tmp_path / "log", show=lines.append).of(COORDINATOR_LOG):
+        COORDINATOR_LOG.info("begins")
+        COORDINATOR_LOG.debug("too fine")
+        COORDINATOR_LOG.warning("client a: is late")
+        COORDINATOR_LOG.info("only there", extra={"shown": False})
+        client_log("a").warning("another's")
+    COORDINATOR_LOG.warning("it is over")
+    said = [re.fullmatch(rf"{TIME} (.*)", line)[1] for line in lines]
+    assert said == ["INFO    begins", "WARNING client a: is late"]
     text = (tmp_path / "log").read_text().splitlines()
-    assert text == [*lines, f"{moment} INFO    round 3: only there"]
-    assert len(warnings) == 1
-    RunLog(file=tmp_path / "log", show=lines.append).info("again")  # appended
+    assert text[:2] == lines and text[2].endswith(" INFO    only there")
+    with RunLog(file=tmp_path / "log", show=lines.append).of(COORDINATOR_LOG):
+        COORDINATOR_LOG.info("again")  # appended
     assert len((tmp_path / "log").read_text().splitlines()) == 4
 
 
@@ -53,10 +50,10 @@ def test_lines_have_times_levels_and_rounds(tmp_path):
 )
 def test_levels(level, count):
     lines = []
-    log = RunLog(level, show=lines.append)
-    log.debug("a")
-    log.info("b")
-    log("c")
+    with RunLog(level, show=lines.append).of(COORDINATOR_LOG):
+        COORDINATOR_LOG.debug("a")
+        COORDINATOR_LOG.info("b")
+        COORDINATOR_LOG.warning("c")
     assert len(lines) == count
 
 
@@ -76,8 +73,9 @@ def test_a_full_disk_does_not_end_a_training():
             raise OSError(28, "No space left on device")
 
     log._file = Full()
-    log.info("one")
-    log.info("two")
+    with log.of(COORDINATOR_LOG):
+        COORDINATOR_LOG.info("one")
+        COORDINATOR_LOG.info("two")
     assert len(lines) == 3 and "the log file is given up" in lines[1]
 
 
@@ -105,9 +103,7 @@ def test_a_run_is_seen_from_outside(tmp_path):
         assert get(address, "/health") == "waiting\n"
         transport, _ = clients.start(NAMES)
         transport._clients["b"] = lambda body: b"nonsense"
-        clients.train_over(
-            transport, NAMES, callbacks=(monitor,), log=lambda line: None
-        )
+        clients.train_over(transport, NAMES, callbacks=(monitor,))
         metrics = get(address, "/metrics")
         assert get(address, "/health") == "delivering\n"
         with pytest.raises(urllib.error.HTTPError, match="404") as answer:

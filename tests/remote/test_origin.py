@@ -1,5 +1,6 @@
 """A copied kit and other rows are told at both sides; releases that do not talk say so."""
 
+import logging
 import shutil
 import time
 
@@ -16,6 +17,7 @@ from fedtailor.remote.service import Connection, Greeter, share_note, wait_for_c
 from fedtailor.remote.wire.fingerprints import Origin, Origins
 from fedtailor.remote.wire.messages import Request, decode_reply, encode_request
 from fedtailor.remote.wire.releases import RELEASE, talk
+from fedtailor.remote.wire.run_log import COORDINATOR_LOG, Lines, client_log
 from fedtailor.remote.wire.transport import LoopbackTransport, Responder, TooFewClients
 from remote.jobs import NAMES, Clients
 
@@ -30,14 +32,20 @@ class Process:
             data = clients.directory / f"{name}-{rows}.csv"
             pl.read_csv(clients.directory / f"{name}.csv").head(rows).write_csv(data)
         store = ClientStore(state or clients.directory / f"state-{name}", job.identity)
-        handler = JobHandler(job, name, data, store, log=self.lines.append)
-        self.lines.pop(0)  # how many numbers the job sends
-        self.respond = Responder(
+        hearing = Lines(self.lines.append, logging.WARNING).of(client_log(name))
+        with hearing:
+            handler = JobHandler(job, name, data, store)
+
+        class Heard(Responder):
+            def __call__(self, body):
+                with Lines(self.lines.append).of(client_log(name)):
+                    return super().__call__(body)
+
+        self.respond = Heard(
             job.identity,
             name,
             handler,
             handler.common_vectors,
-            self.lines.append,
             origin=handler.origin,
         )
 
@@ -53,13 +61,14 @@ def greet(clients, processes, origins, lines, **options):
     )
     transport.origins = origins
     connection = Connection(clients.job, tuple(processes), transport)
-    return wait_for_clients(connection, wait=60, log=lines.append, **options)
+    with Lines(lines.append).of(COORDINATOR_LOG):
+        return wait_for_clients(connection, wait=60, **options)
 
 
 def test_a_client_that_starts_again_is_the_same(clients, tmp_path):
     lines, path = [], tmp_path / "origins.json"
     for _ in range(2):  # of the coordinator
-        origins = Origins(path, clients.job.identity, lines.append)
+        origins = Origins(path, clients.job.identity)
         for _ in range(2):  # of the clients
             processes = {name: Process(clients, name) for name in NAMES}
             greet(clients, processes, origins, lines)
@@ -70,7 +79,7 @@ def test_a_client_that_starts_again_is_the_same(clients, tmp_path):
 def test_a_copied_kit_is_told_at_both_sides(clients, tmp_path):
     lines, path = [], tmp_path / "origins.json"
     first = {name: Process(clients, name) for name in NAMES}
-    origins = Origins(path, clients.job.identity, lines.append)
+    origins = Origins(path, clients.job.identity)
     greet(clients, first, origins, lines)
     shutil.copytree(clients.directory / "state-b", tmp_path / "copy")
     copy = Process(clients, "b", state=tmp_path / "copy")
@@ -78,7 +87,7 @@ def test_a_copied_kit_is_told_at_both_sides(clients, tmp_path):
         "this kit was used on another machine or in another directory before"
     ]
     # The coordinator may have been started again in between.
-    origins = Origins(path, clients.job.identity, lines.append)
+    origins = Origins(path, clients.job.identity)
     greet(clients, first | {"b": copy}, origins, lines)
     told = "client b: it answers from another machine or directory than before;"
     assert len(lines) == 1 and lines[0].startswith(told)
@@ -127,7 +136,6 @@ def test_half_a_key_is_drawn_again(clients, size):
 
 def test_other_rows_are_told_at_both_sides(clients):
     lines, origins = [], Origins()
-    origins._log = lines.append
     first = {name: Process(clients, name) for name in NAMES}
     greet(clients, first, origins, lines)
     fewer = Process(clients, "c", rows=30)
@@ -154,14 +162,14 @@ def test_an_origin_says_nothing_without_the_clients_key(clients, tmp_path):
     assert Origin.of("") is None and Origin.of("g" * 32) is None
 
 
-def test_a_damaged_file_of_origins_is_said_and_left_out(tmp_path):
-    path, lines = tmp_path / "origins.json", []
+def test_a_damaged_file_of_origins_is_said_and_left_out(tmp_path, lines):
+    path = tmp_path / "origins.json"
     for content in ("", "[]", "{}", '{"experiment": "x", "clients": 3}', "\0"):
         path.write_text(content)
-        assert Origins(path, "x", lines.append).of("a") == ""
+        assert Origins(path, "x").of("a") == ""
     assert len(lines) == 5
     path.write_text('{"experiment": "other", "clients": {"a": "%s"}}' % ("0" * 32))
-    assert Origins(path, "x", lines.append).of("a") == "" and len(lines) == 5
+    assert Origins(path, "x").of("a") == "" and len(lines) == 5
 
 
 @pytest.mark.parametrize(
@@ -249,21 +257,21 @@ def test_a_client_with_most_rows_is_named():
     assert share_note({"a": many, "b": few, "c": few}).startswith("client a says")
 
 
-def test_clients_that_come_later_are_greeted_once(clients):
-    lines, processes = [], {name: Process(clients, name) for name in NAMES}
+def test_clients_that_come_later_are_greeted_once(clients, lines):
+    processes = {name: Process(clients, name) for name in NAMES}
     transport = LoopbackTransport(
         {name: process.respond for name, process in processes.items()}
     )
     transport._clients["c"] = lambda body: b"nonsense"
     connection = Connection(clients.job, NAMES[:2], transport)
-    arrivals = Greeter(connection, None, log=lines.append)
+    arrivals = Greeter(connection, None)
     assert list(arrivals(["a", "b"])) == ["d"]
     assert lines[-1] == "client d has come, and is served as a newcomer"
     assert len(lines) == 2 and lines[0].startswith("client c: ")
     assert arrivals(["a", "b", "d"]) == {} and len(lines) == 2
 
 
-def test_who_has_not_connected_is_named_while_the_others_are_waited_for(clients):
+def test_who_has_not_connected_is_named_while_the_others_are_waited_for(clients, lines):
     class OneAway(LoopbackTransport):
         """Client d comes when the coordinator has said that it waits."""
 
@@ -274,11 +282,10 @@ def test_who_has_not_connected_is_named_while_the_others_are_waited_for(clients)
                 if name != "d" or lines
             }
 
-    lines = []
     processes = {name: Process(clients, name) for name in NAMES}
     transport = OneAway({name: process.respond for name, process in processes.items()})
     connection = Connection(clients.job, NAMES, transport)
-    rows = wait_for_clients(connection, wait=2, log=lines.append)
+    rows = wait_for_clients(connection, wait=2)
     assert tuple(rows) == NAMES
     assert lines[0].startswith("not connected yet: d. ") and "policy" in lines[0]
     assert not any("no answer in time" in line for line in lines)

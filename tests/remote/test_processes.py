@@ -23,6 +23,7 @@ from fedtailor.remote.demo import OPEN_POLICY, free_port, stop
 from fedtailor.remote.keys.kit import make_federation
 from fedtailor.remote.service import connected, wait_for_clients
 from fedtailor.remote.wire.messages import ArraySpec, Request
+from fedtailor.remote.wire.run_log import COORDINATOR_LOG, Lines
 from fedtailor.remote.wire.transport import TooFewClients, send_and_receive
 
 pytestmark = [
@@ -149,9 +150,9 @@ def running(tmp_path_factory):
     make(directory)
     with (
         clients(directory) as others,
-        connected(directory, log=lambda line: None) as connection,
+        connected(directory) as connection,
     ):
-        wait_for_clients(connection, wait=120, log=lambda line: None)
+        wait_for_clients(connection, wait=120)
         yield directory, connection, others
 
 
@@ -183,10 +184,8 @@ def ask(
         )
         for place, name in enumerate(names)
     }
-    log = (lambda line: None) if lines is None else lines.append
-    return send_and_receive(
-        connection.transport, requests, SPECS, minimum=minimum, log=log
-    )
+    with Lines(([] if lines is None else lines).append).of(COORDINATOR_LOG):
+        return send_and_receive(connection.transport, requests, SPECS, minimum=minimum)
 
 
 def test_each_client_gets_its_own_message_and_answers(running):

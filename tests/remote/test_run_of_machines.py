@@ -13,6 +13,7 @@ from fedtailor.cli.main import main
 from fedtailor.engine.training import Callback
 from fedtailor.models.metrics.metric import Metric
 from fedtailor.remote.job.job import read_job
+from fedtailor.remote.wire.run_log import COORDINATOR_LOG, Lines
 from lab.trackers.test_trackers import Kept
 from remote.jobs import NAMES, Clients
 
@@ -37,7 +38,8 @@ def clients(tmp_path_factory):
     ours = Clients(tmp_path_factory.mktemp("machines") / "wards", 2, rest=ASKED)
     ours.tracker = Kept(ours.directory / "run")
     ours.lines = []
-    ours.training = ours.train(NAMES, callbacks=[ours.tracker], log=ours.lines.append)
+    with Lines(ours.lines.append).of(COORDINATOR_LOG):
+        ours.training = ours.train(NAMES, callbacks=[ours.tracker])
     return ours
 
 

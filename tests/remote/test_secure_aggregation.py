@@ -360,7 +360,6 @@ def test_the_probe_is_open_or_refused(tmp_path):
     # a coordinator that asks all the same is refused by the clients
     ours = Secure(STREAMS, tmp_path, sums=closed)
     executor = Secure(STREAMS, tmp_path).executor(ours.transport)
-    executor._log = ours.lines.append
     with pytest.raises(TooFewClients):
         ours.training(executor).advance()
     assert (

@@ -27,6 +27,7 @@ from fedtailor.remote.sums.server import SecureSumServer
 from fedtailor.remote.wire.boosting import from_vector, to_vector
 from fedtailor.remote.wire.messages import Request, check_arrays
 from fedtailor.remote.wire.refusals import Refused
+from fedtailor.remote.wire.run_log import COORDINATOR_LOG, Lines
 from fedtailor.remote.wire.secure_sums import (
     KEYS,
     SHARES,
@@ -94,10 +95,14 @@ class Circle:
             self.names,
             len(self.vectors[self.names[0]]),
             self.settings,
-            log=self.lines.append,
             **options,
         )
-        return one.run(np.asarray(weights, np.float64))
+        with self.hearing():
+            return one.run(np.asarray(weights, np.float64))
+
+    def hearing(self):
+        """Notes what the server says until the end of the block."""
+        return Lines(self.lines.append).of(COORDINATOR_LOG)
 
     def begin(self, round):
         """Have the clients hold the same vectors again, as in a round that changed
@@ -750,8 +755,8 @@ def test_clients_that_have_no_part_in_a_sum_hide_nobody():
 
     for round in range(2):
         circle.begin(round)
-        server = SecureSumServer(ask, NAMES, SIZE, SETTINGS, log=circle.lines.append)
-        with pytest.raises(TooFewClients):
+        server = SecureSumServer(ask, NAMES, SIZE, SETTINGS)
+        with circle.hearing(), pytest.raises(TooFewClients):
             server.run(np.asarray(EVERYBODY))
         assert len(circle.lines) == 5 * (round + 1)
     assert all("have no part in this sum" in line for line in circle.lines)
@@ -833,7 +838,7 @@ def test_a_vector_has_one_name(other):
         return Circle.ask(circle, stage)
 
     def add(names, weights):
-        server = SecureSumServer(named, names, SIZE, SETTINGS, log=circle.lines.append)
+        server = SecureSumServer(named, names, SIZE, SETTINGS)
         return server.run(np.asarray(weights))
 
     add(NAMES, EVERYBODY)
@@ -1032,10 +1037,9 @@ def test_sums_of_two_vectors_of_a_client_hide_it_together(scope, kinds):
         return Circle.ask(circle, stage)
 
     def add(names, weights):
-        server = SecureSumServer(
-            of_vector, names, SIZE, SETTINGS, log=circle.lines.append
-        )
-        return server.run(np.asarray(weights))[0]
+        server = SecureSumServer(of_vector, names, SIZE, SETTINGS)
+        with circle.hearing():
+            return server.run(np.asarray(weights))[0]
 
     add(NAMES, EVERYBODY)
     vector = kinds[1]

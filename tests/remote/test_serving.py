@@ -57,7 +57,9 @@ class Federation:
 
     def join(self, name, lines):
         kit, data = self.directory / "kits" / name, self.clients.directory
-        return self.start(join, kit, data / f"{name}.csv", log=lines.append)
+        return self.start(
+            join, kit, data / f"{name}.csv", log=RunLog(show=lines.append)
+        )
 
     def serve(self, lines, **options):
         log = RunLog(show=lines.append)

@@ -3,6 +3,7 @@ nothing else of them is told.
 """
 
 import json
+import logging
 from io import StringIO
 from types import SimpleNamespace
 
@@ -40,6 +41,7 @@ from fedtailor.remote.wire.messages import (
 )
 from fedtailor.remote.wire.refusals import Refusal
 from fedtailor.remote.wire.request_kind import AGREED, HELLO, INPUTS, STATISTICS
+from fedtailor.remote.wire.run_log import Lines, client_log
 from fedtailor.remote.wire.transport import LoopbackTransport, Responder, TooFewClients
 
 JOB = """[coordinator]
@@ -132,13 +134,14 @@ def clients(tmp_path):
                 for name in NAMES
             }
             self.logged = {name: [] for name in NAMES}
+            for name, lines in self.logged.items():
+                Lines(lines.append, logging.WARNING).listen(client_log(name))
             self.responders = {
                 name: Responder(
                     self.job.identity,
                     name,
                     work,
                     work.common_vectors,
-                    self.logged[name].append,
                 )
                 for name, work in self.work.items()
             }
@@ -356,11 +359,11 @@ def test_a_client_that_comes_later_takes_what_the_others_agreed_to(
     connection = Connection(clients.job, NAMES, transport)
     agreed = agree_on_preprocessing(clients.job, transport, ("a", "b"), wait=60)
     sizes = {name: clients.work[name].sizes for name in "ab"}
-    greet, lines = Greeter(connection, agreed, log=lines_of(clients)), []
+    greet, there = Greeter(connection, agreed), []
 
     def arrivals(known, late):
-        lines.append(sorted(known))
-        if len(lines) == 2:
+        there.append(sorted(known))
+        if len(there) == 2:
             transport.there.add("c")
         return greet(known, late)
 
@@ -372,7 +375,7 @@ def test_a_client_that_comes_later_takes_what_the_others_agreed_to(
         statistics=agreed,
         arrivals=arrivals,
     )
-    assert lines == [["a", "b"], ["a", "b"], ["a", "b", "c"], ["a", "b", "c"]]
+    assert there == [["a", "b"], ["a", "b"], ["a", "b", "c"], ["a", "b", "c"]]
     training = run_of_machines.training
     assert training.executor.unseen.names == ("c",)
     # It was served, and sent no statistics.
@@ -395,24 +398,18 @@ def test_a_client_that_comes_later_takes_what_the_others_agreed_to(
     assert ask(clients, "c", AGREED, three) == expected
 
 
-def lines_of(clients):
-    """A log that is part of the clients'."""
-    clients.logged["coordinator"] = []
-    return clients.logged["coordinator"].append
-
-
 def test_a_client_whose_rows_are_impossible_by_the_others_statistics_is_not_served(
-    clients,
+    clients, lines
 ):
     """It has not told its sums, so it can only look at the scale of its rows."""
     clients.start()
     pooled = add_statistics(own_statistics(clients)[:2])
     transport = Asked(clients.responders, "c")
     connection = Connection(clients.job, NAMES, transport)
-    greet = Greeter(connection, invented(pooled), log=lines_of(clients))
+    greet = Greeter(connection, invented(pooled))
     assert greet(["a", "b"]) == {}
     assert transport.tasks["c"] == [HELLO, AGREED]
-    assert any("its table does not fit" in it for it in clients.logged["coordinator"])
+    assert any("its table does not fit" in it for it in lines)
     assert greet(["a", "b"]) == {}  # it is greeted once on each connection
     assert transport.tasks["c"] == [HELLO, AGREED]
 
@@ -470,14 +467,11 @@ def test_inputs_are_decorrelated_as_those_of_one_table_are(clients):
         Statistics.from_json(agreed.to_json(), clients.job.schema)
 
 
-def test_a_client_with_few_rows_tells_no_products(clients):
+def test_a_client_with_few_rows_tells_no_products(clients, lines):
     clients.set(decorrelate=True)
     rows_of("b", 12).write_csv(clients.files["b"])  # 8 of them train
-    lines = []
     with pytest.raises(TooFewClients):
-        agree_on_preprocessing(
-            clients.job, clients.start(), NAMES, wait=60, log=lines.append
-        )
+        agree_on_preprocessing(clients.job, clients.start(), NAMES, wait=60)
     assert lines[0] == (
         "client b: it refused: it has too few training rows for what the request asks"
         " for (see that client's log)"
@@ -511,12 +505,11 @@ def test_a_cell_that_does_not_fit_is_named(clients, change, said):
     assert said in str(refused.value) and "\n" not in str(refused.value)
 
 
-def test_a_client_that_is_silent_or_tells_nonsense_is_named(clients):
+def test_a_client_that_is_silent_or_tells_nonsense_is_named(clients, lines):
     clients.start()
-    lines = []
     mute = LoopbackTransport({**clients.responders, "b": lambda body: b""})
     with pytest.raises(TooFewClients):
-        agree_on_preprocessing(clients.job, mute, NAMES, wait=60, log=lines.append)
+        agree_on_preprocessing(clients.job, mute, NAMES, wait=60)
     assert lines[0].startswith("client b: ")
     clients.work["b"]._table = SimpleNamespace(
         statistics=lambda train: Statistics(columns={})
@@ -564,13 +557,12 @@ def test_statistics_survive_their_file_to_the_bit_and_a_damaged_one_is_said(
         Statistics.load(tmp_path, clients.job.schema)
 
 
-def test_a_client_refuses_rounds_before_an_agreement(clients):
+def test_a_client_refuses_rounds_before_an_agreement(clients, lines):
     transport = clients.start()
     agreed = agree_on_preprocessing(clients.job, transport, NAMES, wait=60)
     clients.store("a").directory.joinpath("statistics.json").unlink()
     sizes = {name: work.sizes for name, work in clients.work.items()}
     fresh = clients.start()
-    lines = []
     with pytest.raises(TooFewClients):
         coordinate(
             clients.job,
@@ -579,7 +571,6 @@ def test_a_client_refuses_rounds_before_an_agreement(clients):
             clients.directory / "run",
             statistics=agreed,
             patience=0.0,
-            log=lines.append,
         )
     assert (
         lines[0]

@@ -3,6 +3,7 @@ simulation to the bit.
 """
 
 import json
+import logging
 from io import StringIO
 
 import numpy as np
@@ -27,6 +28,7 @@ from fedtailor.remote.job.plan import plan_of
 from fedtailor.remote.job.statistics import read_table
 from fedtailor.remote.server.coordinate import coordinate
 from fedtailor.remote.service import agree_on_preprocessing
+from fedtailor.remote.wire.run_log import FEDERATION, Lines
 from fedtailor.remote.wire.transport import LoopbackTransport, Responder
 
 NAMES = ("a", "b", "c")
@@ -114,6 +116,7 @@ class Clients:
         for name, file in self.files.items():
             rows(name).write_csv(file)
         self.lines = []
+        Lines(self.lines.append, logging.WARNING).listen(FEDERATION)
 
     def store(self, name):
         return ClientStore(self.directory / f"state-{name}", self.job.identity)
@@ -130,7 +133,6 @@ class Clients:
                     name,
                     work,
                     work.common_vectors,
-                    self.lines.append,
                 )
                 for name, work in self.work.items()
             }
@@ -146,7 +148,6 @@ class Clients:
             sizes,
             self.directory / "run",
             statistics=self.agreed,
-            log=self.lines.append,
         )
         assert not self.lines
         return trained

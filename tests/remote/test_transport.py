@@ -20,6 +20,7 @@ from fedtailor.remote.wire.messages import (
     encode_request,
 )
 from fedtailor.remote.wire.refusals import Refusal, Refused
+from fedtailor.remote.wire.run_log import CLIENTS, COORDINATOR_LOG, Lines
 from fedtailor.remote.wire.transport import (
     LoopbackTransport,
     Responder,
@@ -67,15 +68,15 @@ def changed(name, **change):
 
 def ask(clients, *, minimum=1, seconds=30.0, transport=LoopbackTransport, **options):
     lines = []
-    found = send_and_receive(
-        transport(clients),
-        requests(seconds),
-        SPECS,
-        minimum=minimum,
-        log=lines.append,
-        poll_interval=0.01,
-        **options,
-    )
+    with Lines(lines.append).of(COORDINATOR_LOG):
+        found = send_and_receive(
+            transport(clients),
+            requests(seconds),
+            SPECS,
+            minimum=minimum,
+            poll_interval=0.01,
+            **options,
+        )
     return found, lines
 
 
@@ -274,19 +275,18 @@ def test_a_repeated_request_is_answered_from_memory_with_its_own_nonce():
     ],
 )
 def test_a_client_says_why_it_does_not_work_by_a_code_and_in_its_log(
-    change, code, said
+    change, code, said, client_lines
 ):
     def work(request):
         if not request.arrays:
             raise Refused(Refusal.MALFORMED, "no model")
         raise AssertionError("must not be called")
 
-    lines = []
     (request,) = requests(names=("a",)).values()
-    respond = Responder("job", "a", work, log=lines.append)
+    respond = Responder("job", "a", work)
     reply = decode_reply(respond(_body(request, **change)))
     assert reply.refusal == code and not reply.arrays
-    assert lines == [f"refused 'client' of round 5 ({code}): {said}"]
+    assert client_lines == [f"refused 'client' of round 5 ({code}): {said}"]
 
 
 SECRET = "row 7 of /home/vera/patients.csv is 0.942"
@@ -305,22 +305,23 @@ SECRET = "row 7 of /home/vera/patients.csv is 0.942"
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_no_error_ends_a_client_and_no_text_of_it_leaves(error):
+def test_no_error_ends_a_client_and_no_text_of_it_leaves(error, client_lines):
     def work(request):
         if request.round == 4:
             raise error
         return doubled(request)
 
-    lines = []
-    respond = Responder("job", "a", work, log=lines.append)
+    respond = Responder("job", "a", work)
     (request,) = requests(names=("a",)).values()
     body = respond(_body(request))
     expected = error.code if isinstance(error, Refused) else Refusal.FAILED
     # the answer differs from the request's identity by the code alone
     assert body == encode_reply(Reply.to(request, refusal=expected))
     assert not any(word in body for word in (b"vera", b"0.942", b"row 7", b"Error"))
-    assert "vera" in lines[0]
-    assert isinstance(error, Refused) or any("Traceback" in line for line in lines)
+    assert "vera" in client_lines[0]
+    assert isinstance(error, Refused) or any(
+        "Traceback" in line for line in client_lines
+    )
     assert decode_reply(respond(_body(request, round=5))).refusal is None
 
 
@@ -356,19 +357,19 @@ def _body(request, **change):
     return encode_request(dataclasses.replace(request, **change))
 
 
-def test_what_is_no_request_is_refused_in_one_line_of_the_log():
-    lines = []
-    client = Responder("job", "a", doubled, log=lines.append)
+def test_what_is_no_request_is_refused_in_one_line_of_the_log(client_lines):
+    client = Responder("job", "a", doubled)
     for body in (b"", b"{}", b"\xff" * 100):
         assert decode_reply(client(body)).refusal == Refusal.UNREADABLE
-    assert len(lines) == 3 and not any("Traceback" in line for line in lines)
+    assert len(client_lines) == 3 and not any(
+        "Traceback" in line for line in client_lines
+    )
 
 
 def test_a_log_that_fails_ends_no_client():
-    from fedtailor.remote.service import _unless_it_fails
-
     def full(line):
         raise OSError(28, "No space left on device")
 
-    client = Responder("job", "a", doubled, log=_unless_it_fails(full))
+    Lines(full).listen(CLIENTS)
+    client = Responder("job", "a", doubled)
     assert decode_reply(client(b"")).refusal == Refusal.UNREADABLE

@@ -96,7 +96,7 @@ def test_vectors_of_other_types_and_shapes_have_other_digests():
     assert len({vector_digest(form) for form in forms}) == len(forms)
 
 
-def test_a_client_that_lacks_a_vector_says_so_and_is_sent_everything():
+def test_a_client_that_lacks_a_vector_says_so_and_is_sent_everything(lines):
     whole = request(ROWS[:2])
     server = ClientCaches([])
     server.record("a", digests(whole))
@@ -114,13 +114,11 @@ def test_a_client_that_lacks_a_vector_says_so_and_is_sent_everything():
         sizes.append(decode_request(body).arrays["stream/model"].shape[0])
         return responder(body)
 
-    lines = []
     found = send_and_receive(
         LoopbackTransport({"a": respond}),
         {"a": whole},
         SPECS,
         cached={"a": short},
-        log=lines.append,
     )
     np.testing.assert_array_equal(found.replies["a"].arrays["sum"], ROWS[:2].sum(0))
     assert sizes == [0, 2] and not lines
@@ -146,8 +144,10 @@ class Returns(LoopbackTransport):
                 super().send(client, each)
 
 
-def test_a_client_that_comes_back_and_finds_the_cached_request_first_is_not_refused():
-    whole, lines = request(ROWS[:2]), []
+def test_a_client_that_comes_back_and_finds_the_cached_request_first_is_not_refused(
+    lines,
+):
+    whole = request(ROWS[:2])
     server = ClientCaches([])
     server.record("a", digests(whole))
     short = {"a": server.drop_cached(whole, digests(whole))}
@@ -159,23 +159,20 @@ def test_a_client_that_comes_back_and_finds_the_cached_request_first_is_not_refu
         {"a": whole},
         SPECS,
         cached=short,
-        log=lines.append,
         poll_interval=0.01,
     )
     assert list(found.replies) == ["a"] and not lines
 
 
-def test_a_client_that_lacks_what_nobody_left_out_is_refused():
+def test_a_client_that_lacks_what_nobody_left_out_is_refused(lines):
     def respond(body):
         return encode_reply(Reply.to(decode_request(body), cache_miss=True))
 
-    lines = []
     with pytest.raises(TooFewClients):
         send_and_receive(
             LoopbackTransport({"a": respond}),
             {"a": request(ROWS)},
             SPECS,
-            log=lines.append,
         )
     assert lines == ["client a: it says that it lacks what it was sent"]
 

@@ -35,6 +35,7 @@ from fedtailor.remote.service import (
     wait_for_clients,
 )
 from fedtailor.remote.wire.fingerprints import Origins
+from fedtailor.remote.wire.run_log import FEDERATION, Lines
 from fedtailor.remote.wire.transport import Responder, answer_message
 from fedtailor.remote.wire.waits import MAX_WAIT_S, check_wait
 
@@ -61,6 +62,7 @@ from flwr.clientapp import ClientApp  # noqa: E402
 from flwr.serverapp import Grid, ServerApp  # noqa: E402
 
 client, server = ClientApp(), ServerApp()
+Lines(say).listen(FEDERATION)
 
 WAIT_S = 600.0
 """Seconds that the coordinator waits for clients, unless the app sets `wait`."""
@@ -105,8 +107,7 @@ def answer(message: Message, context: Context) -> Message:
     body = answer_message(
         _bytes(values, _BODY),
         lambda request: _responder(settings).answer(request),
-        say,
-        lambda *answer: _open_audit(_setting(settings, "kit"))(*answer),
+        record=lambda *answer: _open_audit(_setting(settings, "kit"))(*answer),
     )
     return Message(wrap(body=body), reply_to=message)
 
@@ -154,7 +155,7 @@ def _open_audit(kit: str) -> AuditLog:
 def _open_responder(kit_directory: str, data: str) -> Responder:
     kit = read_kit(Path(kit_directory))
     store = ClientStore(kit.state, kit.job.identity)
-    return responder_of(kit, store, Path(data), log=say)
+    return responder_of(kit, store, Path(data))
 
 
 class FlowerTransport:
@@ -270,5 +271,4 @@ def serve(grid: Grid, context: Context) -> None:
         resume=resume,
         statistics=statistics,
         use_caches=False,
-        log=say,
     )

@@ -4,12 +4,13 @@ The coordinator opens its port, waits for its clients, and has them agree on the
 preprocessing. A client joins, and answers messages until it is stopped.
 """
 
+import logging
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -52,7 +53,7 @@ from fedtailor.remote.wire.messages import ArraySpec, Request
 from fedtailor.remote.wire.refusals import Refusal
 from fedtailor.remote.wire.releases import MAX_LENGTH, RELEASE, talk
 from fedtailor.remote.wire.request_kind import AGREED, HELLO, INPUTS, STATISTICS
-from fedtailor.remote.wire.run_log import RunLog, info_of
+from fedtailor.remote.wire.run_log import COORDINATOR_LOG, Lines, RunLog, client_log
 from fedtailor.remote.wire.transport import (
     ExchangeResult,
     PendingExchange,
@@ -132,15 +133,12 @@ class Connection:
 
 
 @contextmanager
-def connected(
-    directory: Path, *, host: str = "0.0.0.0", log: Callable[[str], None] = say
-) -> Iterator[Connection]:
+def connected(directory: Path, *, host: str = "0.0.0.0") -> Iterator[Connection]:
     """Open the port of a federation, and close it at the end of the block.
 
     Args:
         directory: directory of the federation (see `make_federation`).
         host: address to listen on.
-        log: called with lines for the user.
 
     Yields:
         The connection to the clients.
@@ -158,12 +156,10 @@ def connected(
         )
     names = tuple(read_certificates(coordinator))
     check_client_count(job, len(names))
-    origins = Origins(coordinator / ORIGINS, job.identity, log)
+    origins = Origins(coordinator / ORIGINS, job.identity)
     with (
         _only_one(coordinator),
-        serve_messages(
-            coordinator, job.port, host=host, origins=origins, log=log
-        ) as transport,
+        serve_messages(coordinator, job.port, host=host, origins=origins) as transport,
     ):
         yield Connection(job, names, transport)
 
@@ -172,7 +168,6 @@ def connected(
 def monitored(
     coordinator: Path,
     connection: Connection,
-    log: RunLog,
     address: str | None = None,
 ) -> Iterator[Monitor]:
     """Keep the state of a coordinator in its directory, until the end of the block.
@@ -180,7 +175,6 @@ def monitored(
     Args:
         coordinator: directory of the coordinator.
         connection: connection to the clients.
-        log: its warnings are counted.
         address: where `/health` and `/metrics` are served; None = nowhere.
 
     Raises:
@@ -196,25 +190,26 @@ def monitored(
         certificate_days=days,
     )
     # On a terminal a bar shows the progress.
-    say = log.to_file if sys.stderr.isatty() else log.info
+    shown = {"shown": not sys.stderr.isatty()}
     monitor = Monitor(
         status,
         coordinator / STATUS,
         clients=lambda: (len(transport.port.names), len(transport.online())),
         check=transport.port.check,
-        say=say,
+        say=lambda line: COORDINATOR_LOG.info(line, extra=shown),
     )
-    log.warned = monitor.warn
-    if days < FEW_DAYS:
-        log(
-            f"the certificate is valid for {days} more days; make another one with"
-            " fedtailor federation renew"
-        )
+    warnings = Lines(lambda line: monitor.warn(), logging.WARNING)
     try:
         with ExitStack() as stack:
+            stack.enter_context(warnings.of(COORDINATOR_LOG))
+            if days < FEW_DAYS:
+                COORDINATOR_LOG.warning(
+                    f"the certificate is valid for {days} more days; make another one with"
+                    " fedtailor federation renew"
+                )
             if address is not None:
                 where = stack.enter_context(monitor_server(monitor, address))
-                log.info(f"a monitor finds /health and /metrics at {where}")
+                COORDINATOR_LOG.info(f"a monitor finds /health and /metrics at {where}")
             yield monitor
     finally:
         if monitor.status.state != "done":
@@ -281,7 +276,6 @@ def wait_for_clients(
     most_rows: int = MOST_ROWS,
     handle: Handle | None = None,
     late: PendingExchange | None = None,
-    log: Callable[[str], None] = say,
 ) -> dict[str, NDArray[np.int64]]:
     """Wait until the clients are ready.
 
@@ -294,7 +288,6 @@ def wait_for_clients(
         most_rows: the largest number of rows of a client that is believed.
         handle: ends the wait.
         late: see `send_and_receive`.
-        log: called with lines for the user.
 
     Returns:
         Each client's numbers of training, validation and test rows [3]. They are what
@@ -325,8 +318,7 @@ def wait_for_clients(
         requests,
         expected,
         minimum=connection.job.minimum,
-        log=log,
-        waiting=_Reminder(wait, Handle() if handle is None else handle, log),
+        waiting=_Reminder(wait, Handle() if handle is None else handle),
         late=late,
     ).replies
     rows = {}
@@ -336,11 +328,15 @@ def wait_for_clients(
             reply.arrays["release"][:MAX_LENGTH].tobytes().decode("ascii", "replace")
         )
         if not talk(release, RELEASE):
-            log(f"client {name}: {Refusal.OTHER_RELEASE.explanation}; it is left out")
+            COORDINATOR_LOG.warning(
+                f"client {name}: {Refusal.OTHER_RELEASE.explanation}; it is left out"
+            )
         elif counts[0] < 1:
-            log(f"client {name}: it has no training rows; it is left out")
+            COORDINATOR_LOG.warning(
+                f"client {name}: it has no training rows; it is left out"
+            )
         elif line := _beyond_delta(connection.job, int(counts[0])):
-            log(f"client {name}: {line}; it is left out")
+            COORDINATOR_LOG.warning(f"client {name}: {line}; it is left out")
         else:
             rows[name] = counts
     minimum = connection.job.minimum
@@ -350,7 +346,7 @@ def wait_for_clients(
             f" {minimum}{see('errors#too-few-clients')}"
         )
     if note := share_note(rows):
-        log(note)
+        COORDINATOR_LOG.warning(note)
     return rows
 
 
@@ -380,14 +376,12 @@ class _Reminder:
     Args:
         wait: seconds that are waited in all.
         handle: ends the wait.
-        log: called with the lines.
     """
 
-    def __init__(self, wait: float, handle: Handle, log: Callable[[str], None]) -> None:
+    def __init__(self, wait: float, handle: Handle) -> None:
         self._handle = handle
         # A short wait is half over when the first line comes.
         self._next = time.monotonic() + min(FIRST_REMINDER_S, wait / 2)
-        self._say = info_of(log)
 
     def __call__(self, pending: PendingExchange) -> None:
         """Look at an exchange that is not complete.
@@ -400,7 +394,7 @@ class _Reminder:
         if not away or time.monotonic() < self._next:
             return
         self._next = time.monotonic() + REMINDER_S
-        self._say(
+        COORDINATOR_LOG.info(
             f"not connected yet: {', '.join(away)}. The line with which their"
             " `fedtailor federation join` ended says why: one whose policy does not"
             " allow the job, or whose file does not fit it, does not connect"
@@ -413,7 +407,7 @@ class Greeter:
     Args:
         connection: connection to the clients.
         statistics: the pooled statistics that the others have agreed to.
-        most_rows, log: see `wait_for_clients`.
+        most_rows: see `wait_for_clients`.
     """
 
     def __init__(
@@ -422,12 +416,11 @@ class Greeter:
         statistics: Statistics | None,
         *,
         most_rows: int = MOST_ROWS,
-        log: Callable[[str], None] = say,
     ) -> None:
         # One that does not answer ends nothing.
         job = replace(connection.job, minimum=0)
         self._connection = replace(connection, job=job)
-        self._statistics, self._most_rows, self._log = statistics, most_rows, log
+        self._statistics, self._most_rows = statistics, most_rows
         self._greeted: dict[str, str] = {}  # connection ids, by client
 
     def __call__(
@@ -454,16 +447,15 @@ class Greeter:
                 wait=ARRIVAL_S,
                 most_rows=self._most_rows,
                 late=late,
-                log=self._log,
             )
             try:
                 agree_on_preprocessing(
-                    job, transport, rows, ARRIVAL_S, self._statistics, self._log, late
+                    job, transport, rows, ARRIVAL_S, self._statistics, late
                 )
             except TooFewClients:
                 continue
             for client in rows:
-                info_of(self._log)(
+                COORDINATOR_LOG.info(
                     f"client {client} has come, and is served as a newcomer"
                 )
             ready |= rows
@@ -497,7 +489,6 @@ def agree_on_preprocessing(
     names: Collection[str] | Mapping[str, NDArray[np.int64]],
     wait: float,
     known: Statistics | None = None,
-    log: Callable[[str], None] = say,
     late: PendingExchange | None = None,
 ) -> Statistics | None:
     """Have clients agree on the preprocessing of their tables.
@@ -510,7 +501,6 @@ def agree_on_preprocessing(
         wait: seconds to wait for the answers to each message.
         known: pooled statistics of an earlier call, to be sent again. Without them all
             clients are asked for their statistics.
-        log: called with lines for the user.
         late: see `send_and_receive`.
 
     Returns:
@@ -537,7 +527,7 @@ def agree_on_preprocessing(
             for name in order
         }
         return send_and_receive(
-            transport, requests, expected, minimum=len(order), log=log, late=late
+            transport, requests, expected, minimum=len(order), late=late
         )
 
     def request_statistics(task: str, **arrays: np.ndarray) -> list[Statistics]:
@@ -579,7 +569,7 @@ def join(
     handle: Handle | None = None,
     make_handler: Callable[[Kit, Federation, ClientStore], RequestHandler]
     | None = None,
-    log: Callable[[str], None] = say,
+    log: RunLog | None = None,
 ) -> None:
     """Take part in a federation as a client, until stopped.
 
@@ -592,7 +582,7 @@ def join(
             SIGTERM and Ctrl-C stop it.
         make_handler: function from the kit, the client's federation and its store to
             the handler of rounds; `RoundHandler` by default.
-        log: called with lines for the user.
+        log: where it says what it does; by default on the standard output.
 
     Raises:
         ValueError: a package is missing, the client's policy does not allow the job,
@@ -614,36 +604,25 @@ def join(
     stop = threading.Event() if handle is None else handle.stopped
     if handle is not None:
         handle.status = status
-    log = log if isinstance(log, RunLog) else _unless_it_fails(log)
-    info = info_of(log)
-    info(f"policy of {kit.name}:")
-    policy = read_policy(kit.directory)
-    for line in policy.describe(kit.job):
-        info(f"  {line}")
-    policy.check_job(kit.job)  # before a directory is made for states
-    signals = _stop_on_signals(stop) if handle is None else nullcontext()
-    with ClientStore(kit.state, kit.job.identity) as store, signals:
-        responder = responder_of(kit, store, data, make_handler=make_handler, log=log)
-        https_client.answer_messages(
-            https_client.Connection(kit),
-            responder,
-            stop=stop,
-            status=status,
-            is_over=lambda: responder.last_task == "personal",
-            log=log,
-        )
-        for line in account_of(kit).describe():
-            info(line)
-
-
-def _unless_it_fails(log: Callable[[str], None]) -> Callable[[str], None]:
-    """A log that ends nothing: the disk where its lines are kept may be full."""
-
-    def write(line: str) -> None:
-        with suppress(OSError):
-            log(line)
-
-    return write
+    log, said = log or RunLog(show=say), client_log(kit.name)
+    with log.of(said):
+        said.info(f"policy of {kit.name}:")
+        policy = read_policy(kit.directory)
+        for line in policy.describe(kit.job):
+            said.info(f"  {line}")
+        policy.check_job(kit.job)  # before a directory is made for states
+        signals = _stop_on_signals(stop) if handle is None else nullcontext()
+        with ClientStore(kit.state, kit.job.identity) as store, signals:
+            responder = responder_of(kit, store, data, make_handler=make_handler)
+            https_client.answer_messages(
+                https_client.Connection(kit),
+                responder,
+                stop=stop,
+                status=status,
+                is_over=lambda: responder.last_task == "personal",
+            )
+            for line in account_of(kit).describe():
+                said.info(line)
 
 
 @contextmanager

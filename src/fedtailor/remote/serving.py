@@ -27,7 +27,7 @@ from fedtailor.remote.service import (
     monitored,
     wait_for_clients,
 )
-from fedtailor.remote.wire.run_log import RunLog
+from fedtailor.remote.wire.run_log import COORDINATOR_LOG, RunLog
 from fedtailor.remote.wire.transport import TooFewClients
 
 RUN_DIRECTORY = "run"
@@ -94,21 +94,18 @@ def serve(
     """
     directory = Path(directory)
     handle = Handle() if handle is None else handle
-    log = RunLog() if log is None else log
     check_run(directory, resume=resume)
     coordinator = directory / COORDINATOR
     with ExitStack() as stack:
-        connection = stack.enter_context(connected(directory, host=listen, log=log))
-        monitored_run = stack.enter_context(
-            monitored(coordinator, connection, log, monitor)
-        )
+        stack.enter_context((log or RunLog()).of(COORDINATOR_LOG))
+        connection = stack.enter_context(connected(directory, host=listen))
+        monitored_run = stack.enter_context(monitored(coordinator, connection, monitor))
         handle.status = monitored_run.status
         rows = ready_clients(
             connection,
             wait=wait,
             most_rows=most_rows,
             handle=handle,
-            log=log,
             tell=tell,
         )
         job = connection.job
@@ -118,7 +115,6 @@ def serve(
             coordinator,
             wait=wait,
             known=Statistics.load(coordinator, job.schema) if resume else None,
-            log=log,
         )
         if line := decorrelation_note(job.schema, statistics):
             tell(line)
@@ -133,9 +129,8 @@ def serve(
             callbacks=(monitored_run, *callbacks),
             compile_time=compile_time,
             patience=patience,
-            arrivals=Greeter(connection, statistics, most_rows=most_rows, log=log),
+            arrivals=Greeter(connection, statistics, most_rows=most_rows),
             stopped=handle.stopped,
-            log=log,
         )
         monitored_run.enter("done")
     return run
@@ -164,14 +159,13 @@ def ready_clients(
     wait: float,
     most_rows: int = MOST_ROWS,
     handle: Handle | None = None,
-    log: Callable[[str], None] = say,
     tell: Callable[[str], None] = say,
 ) -> dict[str, NDArray[np.int64]]:
     """Wait for the clients, and say who is ready.
 
     Args:
         connection: connection to the clients.
-        wait, most_rows, log: see `wait_for_clients`.
+        wait, most_rows: see `wait_for_clients`.
         handle: ends the wait.
         tell: called with the lines.
 
@@ -182,9 +176,7 @@ def ready_clients(
     tell(f"{job.title}: waiting for {', '.join(connection.clients)} at {job.address}")
     if line := default_policy_note(job):
         tell(line)
-    rows = wait_for_clients(
-        connection, wait=wait, most_rows=most_rows, handle=handle, log=log
-    )
+    rows = wait_for_clients(connection, wait=wait, most_rows=most_rows, handle=handle)
     for name, counts in rows.items():
         tell(f"{name}: {counts.sum()} rows")
     tell(f"{len(rows)} of {len(connection.clients)} clients are ready")
@@ -198,7 +190,6 @@ def agreed_statistics(
     *,
     wait: float,
     known: Statistics | None,
-    log: Callable[[str], None] = say,
 ) -> Statistics | None:
     """Have the clients agree on the preprocessing, and save it.
 
@@ -206,7 +197,7 @@ def agreed_statistics(
         connection: connection to the clients.
         rows: the numbers of rows [3] of each client.
         coordinator: directory of the coordinator.
-        wait, known, log: see `agree_on_preprocessing`.
+        wait, known: see `agree_on_preprocessing`.
 
     Returns:
         The pooled statistics of all clients' tables; None without federated
@@ -217,7 +208,7 @@ def agreed_statistics(
     """
     job, transport = connection.job, connection.transport
     try:
-        statistics = agree_on_preprocessing(job, transport, rows, wait, known, log)
+        statistics = agree_on_preprocessing(job, transport, rows, wait, known)
     except TooFewClients as error:
         raise ValueError(
             f"{error}: the preprocessing needs all that are there; start again"

@@ -43,6 +43,7 @@ def boost(options: Boost) -> int:
     from fedtailor.remote.server.boosting import FOLDER, boost_clients, check_place
     from fedtailor.remote.service import connected
     from fedtailor.remote.serving import agreed_statistics, ready_clients
+    from fedtailor.remote.wire.run_log import COORDINATOR_LOG, Lines
     from fedtailor.remote.wire.transport import TooFewClients
 
     job, coordinator = read_job(options.dir / JOB), options.dir / COORDINATOR
@@ -59,7 +60,10 @@ def boost(options: Boost) -> int:
     )
     assert job.boosting is not None
     most = job.boosting.settings.trees
-    with connected(options.dir, host=options.listen) as connection:
+    with (
+        Lines().of(COORDINATOR_LOG),
+        connected(options.dir, host=options.listen) as connection,
+    ):
         rows = ready_clients(connection, wait=options.wait)
         statistics = agreed_statistics(
             connection,
@@ -81,7 +85,6 @@ def boost(options: Boost) -> int:
                     after_round=lambda rounds: say_status(
                         f"{rounds} of {most} rounds of trees"
                     ),
-                    log=say_status,
                 )
         except TooFewClients as error:
             raise ValueError(f"{error}; {advice}") from None

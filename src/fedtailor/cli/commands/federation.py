@@ -323,15 +323,16 @@ def _serve(options: ServeOptions) -> int:
         ready_clients,
         serve,
     )
-    from fedtailor.remote.wire.run_log import RunLog
+    from fedtailor.remote.wire.run_log import COORDINATOR_LOG, RunLog
     from fedtailor.remote.wire.transport import TooFewClients
 
     log = RunLog(options.log_level, options.log_file)
     if options.check:
-        with connected(options.dir, host=options.listen, log=log) as connection:
-            ready_clients(
-                connection, wait=options.wait, most_rows=options.most_rows, log=log
-            )
+        with (
+            log.of(COORDINATOR_LOG),
+            connected(options.dir, host=options.listen) as connection,
+        ):
+            ready_clients(connection, wait=options.wait, most_rows=options.most_rows)
         return 0
     check_run(options.dir, resume=options.resume)
     trackers = find_trackers(

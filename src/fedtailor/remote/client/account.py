@@ -9,10 +9,11 @@ The account is a file of JSON lines. A line is written before its answer leaves.
 
 import hashlib
 import json
+import logging
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -33,6 +34,7 @@ from fedtailor.engine.storage.lock import locked_lines
 from fedtailor.remote.wire.messages import Request
 from fedtailor.remote.wire.refusals import Refusal, refuse_unless
 from fedtailor.remote.wire.request_kind import DESCRIBE
+from fedtailor.remote.wire.run_log import CLIENTS
 
 ACCOUNT = "account.jsonl"
 """File in the directory of a client's states."""
@@ -112,7 +114,7 @@ class ClientAccount:
         directory: directory of the client's states.
         most_epsilon: answers that would spend more in all are refused.
         most_runs: number of runs of one job that are answered; None = any number.
-        log: called with a line after every answer that spends something.
+        log: where it says what has been spent, after every answer that spends.
 
     Raises:
         ValueError: the file cannot be read, or is damaged.
@@ -124,7 +126,7 @@ class ClientAccount:
         *,
         most_epsilon: float = math.inf,
         most_runs: int | None = None,
-        log: Callable[[str], None] = lambda line: None,
+        log: logging.Logger = CLIENTS,
     ) -> None:
         self.path = directory / ACCOUNT
         self._most_epsilon, self._most_runs, self._log = most_epsilon, most_runs, log
@@ -202,7 +204,7 @@ class ClientAccount:
             append(file, line.encode(), durable=bool(releases))
             self._read_new(file)
         if releases:
-            self._log(f"round {request.round + 1}: {self._describe_epsilons()}")
+            self._log.warning(f"round {request.round + 1}: {self._describe_epsilons()}")
 
     def _digest(self, request: Request) -> str:
         """The digest of a request, computed once for `check` and `record`."""

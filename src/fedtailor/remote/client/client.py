@@ -15,7 +15,7 @@ from fedtailor.remote.keys.kit import STATE, Kit
 from fedtailor.remote.wire.boosting import BOOST
 from fedtailor.remote.wire.messages import Reply, Request
 from fedtailor.remote.wire.request_kind import TABLE_TASKS, TASKS
-from fedtailor.remote.wire.run_log import RunLog, info_of
+from fedtailor.remote.wire.run_log import client_log
 from fedtailor.remote.wire.secure_sums import KEYS, STAGES
 from fedtailor.remote.wire.transport import Recorder, RequestHandler, Responder
 
@@ -27,7 +27,6 @@ def responder_of(
     *,
     make_handler: Callable[[Kit, Federation, ClientStore], RequestHandler]
     | None = None,
-    log: Callable[[str], None] = lambda line: None,
 ) -> Responder:
     """Read a client's policy and its file, and make what answers its messages.
 
@@ -37,7 +36,6 @@ def responder_of(
         data: the client's file.
         make_handler: function from the kit, the client's federation and its store to
             the handler of rounds; `RoundHandler` by default.
-        log: called with lines for the user.
 
     Raises:
         ValueError: the policy is not valid or does not allow the job, the account is
@@ -46,7 +44,7 @@ def responder_of(
     job, policy = kit.job, read_policy(kit.directory)
     policy.check_job(job)
     make = None if make_handler is None else partial(make_handler, kit)
-    account = account_of(kit, log)
+    account = account_of(kit)
     handler = JobHandler(
         job,
         kit.name,
@@ -54,11 +52,10 @@ def responder_of(
         store,
         make,
         account,
-        log,
         policy.numbers_per_cell,
         policy.least_clients,
     )
-    info_of(log)(
+    client_log(kit.name).info(
         f"{kit.name}: {handler.sizes.sum()} rows of {data.name} fit the job"
         f" {job.title!r}"
     )
@@ -67,9 +64,8 @@ def responder_of(
         kit.name,
         handler,
         handler.common_vectors,
-        log,
         check=policy.check_request,
-        record=Narrator(kit, store, audit_of(kit.directory), log),
+        record=Narrator(kit, store, audit_of(kit.directory)),
         origin=handler.origin,
     )
 
@@ -85,7 +81,6 @@ class Narrator:
         kit: kit of the client.
         store: the client's states.
         record: records the answer first.
-        log: what is said goes there, at the level "info", if it has levels.
     """
 
     def __init__(
@@ -93,15 +88,14 @@ class Narrator:
         kit: Kit,
         store: ClientStore,
         record: Recorder,
-        log: Callable[[str], None],
     ) -> None:
         self._kit, self._store, self._record = kit, store, record
-        self._info = log.info if isinstance(log, RunLog) else None
+        self._info = client_log(kit.name).info
 
     def __call__(self, request: Request, reply: Reply, message: bytes) -> None:
         """Record an answer, then say that it was given."""
         self._record(request, reply, message)
-        if self._info is None or reply.refusal is not None or reply.cache_miss:
+        if reply.refusal is not None or reply.cache_miss:
             return
         if request.task not in (*TABLE_TASKS, *TASKS):
             return
@@ -118,7 +112,6 @@ class Narrator:
 
     def _say_step(self, request: Request) -> None:
         """Say what boosting sends when it begins, and that it is over."""
-        assert self._info is not None
         if request.round == 0 and request.task == KEYS:
             self._info(
                 "trees are boosted: adds, behind masks, rows and targets; then rows,"
@@ -128,7 +121,6 @@ class Narrator:
             self._say_model("the boosting is over")
 
     def _say_model(self, what: str) -> None:
-        assert self._info is not None
         self._info(
             f"{what}; this client's own model is in {self._store.directory / PERSONAL}"
         )
@@ -138,9 +130,7 @@ class Narrator:
         )
 
 
-def account_of(
-    kit: Kit, log: Callable[[str], None] = lambda line: None
-) -> ClientAccount:
+def account_of(kit: Kit) -> ClientAccount:
     """The account of a client, with the limits of its policy.
 
     Raises:
@@ -148,7 +138,10 @@ def account_of(
     """
     policy = read_policy(kit.directory)
     return ClientAccount(
-        kit.state, most_epsilon=policy.epsilon, most_runs=policy.runs, log=log
+        kit.state,
+        most_epsilon=policy.epsilon,
+        most_runs=policy.runs,
+        log=client_log(kit.name),
     )
 
 

@@ -11,6 +11,7 @@ preprocessing would count few.
 
 import hashlib
 import json
+import logging
 import math
 import secrets
 import time
@@ -26,7 +27,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedtailor._base.choice import require
 from fedtailor._base.files import atomic_write
-from fedtailor._base.printable import say
 from fedtailor.aggregation.accounting.privacy import gaussian_multiplier, require_delta
 from fedtailor.data.tables.description import (
     BINS,
@@ -173,7 +173,7 @@ class Describer:
         train: indices of its training rows.
         directory: directory of the client's states of this job.
         account: what the client has answered and spent.
-        log: called with lines that say what will be sent, before it is.
+        log: where it says what will be sent, before it is.
     """
 
     def __init__(
@@ -183,7 +183,7 @@ class Describer:
         train: Int[NDArray, " n"],
         directory: Path,
         account: ClientAccount,
-        log: Callable[[str], None],
+        log: logging.Logger,
     ) -> None:
         self._schema, self._table, self._train = schema, table, train
         self._path, self._account, self._log = directory / FILE, account, log
@@ -227,7 +227,7 @@ class Describer:
                 require_delta(question.delta, len(self._train), "training rows")
         if question.step != COUNTS:
             for line in what_is_sent(self._schema, question):
-                self._log(f"describe: sends {line}")
+                self._log.info(f"describe: sends {line}")
         if question.step == NOISY:
             return self._noisy_counts(request, question).model_dump_json()
         own, directory = self._table.statistics(self._train), self._path.parent
@@ -348,7 +348,6 @@ def describe_clients(
     question: Question | None = None,
     *,
     directory: Path | None = None,
-    log: Callable[[str], None] = say,
 ) -> Description:
     """Have clients describe their tables.
 
@@ -360,7 +359,6 @@ def describe_clients(
         question: settings of noisy counts; None without noise.
         directory: where the pooled sums are kept, so that a call that was interrupted can
             be repeated; None = nowhere.
-        log: called with lines for the user.
 
     Raises:
         TooFewClients: nobody describes its table, or one that has begun is gone.
@@ -387,7 +385,7 @@ def describe_clients(
         }
         expected = {ANSWER: ArraySpec((None,), "uint8")}
         replies = send_and_receive(
-            transport, requests, expected, minimum=minimum, log=log
+            transport, requests, expected, minimum=minimum
         ).replies
         return {
             name: replies[name].arrays[ANSWER].tobytes()

@@ -48,7 +48,7 @@ from fedtailor.remote.wire.request_kind import (
     RequestKind,
     kind_of,
 )
-from fedtailor.remote.wire.run_log import info_of
+from fedtailor.remote.wire.run_log import client_log
 from fedtailor.remote.wire.transport import RequestHandler
 
 
@@ -63,7 +63,6 @@ class JobHandler:
         make_handler: function from the client's federation and store to the handler of
             rounds; `RoundHandler` by default.
         account: what the client has answered and spent (see `RoundHandler`).
-        log: called with lines for the user.
         numbers_per_cell: the most open numbers for each cell (see `exposure`).
         least_clients: the least number of clients in a sum.
 
@@ -84,7 +83,6 @@ class JobHandler:
         store: ClientStore,
         make_handler: Callable[[Federation, ClientStore], RequestHandler] | None = None,
         account: ClientAccount | None = None,
-        log: Callable[[str], None] = lambda line: None,
         numbers_per_cell: float = NUMBERS_PER_CELL,
         least_clients: int = MIN_CLIENTS,
     ) -> None:
@@ -93,7 +91,7 @@ class JobHandler:
         self._least_clients = least_clients
         self._store, self._make_work = store, make_handler
         self._account = account
-        self._data, self._log = data, log
+        self._data, self._log = data, client_log(name)
         self._table: ClientTable | None = None
         self._describer: Describer | None = None
         # The client's own statistics that were sent, and the pooled ones taken.
@@ -120,13 +118,17 @@ class JobHandler:
                 try:
                     self._begin(self._convert(self._taken), self._taken)
                 except Refused as error:  # no message may keep a client from starting
-                    log(f"{data.name} does not fit the pooled statistics: {error}")
+                    self._log.warning(
+                        f"{data.name} does not fit the pooled statistics: {error}"
+                    )
         split = self._examples.split
         self.sizes = np.array([len(split[part]) for part in SPLITS], np.int64)
         content += [split[part].tobytes() for part in SPLITS]
         if times is not None:
             content.append(times.tobytes())
-        self.origin = OwnOrigin(store.client_directory, store.directory, content, log)
+        self.origin = OwnOrigin(
+            store.client_directory, store.directory, content, self._log
+        )
 
     def __call__(self, request: Request) -> Mapping[str, np.ndarray]:
         """Answer a request.
@@ -177,7 +179,7 @@ class JobHandler:
                 self._examples.training_rows,
                 store.directory,
                 self._account or ClientAccount(store.client_directory),
-                info_of(self._log),
+                self._log,
             )
         return self._describer(request)
 
@@ -297,7 +299,7 @@ class JobHandler:
         plan = plan_of(self._job, statistics)
         rows_trained = len(self._examples.training_rows)
         exposure = exposure_of(plan, self._job.schema, rows_trained)
-        info_of(self._log)(f"{self._name}: {exposure}")
+        self._log.info(f"{self._name}: {exposure}")
         exposure.check(self._numbers_per_cell)
         if self._make_work is not None:
             self._rounds = self._make_work(federation, self._store)

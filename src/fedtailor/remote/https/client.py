@@ -5,6 +5,7 @@ environment names (`HTTPS_PROXY`). The coordinator is not trusted: nothing leads
 elsewhere, and what it reads is bounded.
 """
 
+import logging
 import queue
 import re
 import secrets
@@ -19,11 +20,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from fedtailor._base.choice import require
 from fedtailor._base.documentation import see
 from fedtailor._base.memory import total_memory
-from fedtailor._base.printable import say
 from fedtailor.remote.https.port import CONTENT_TYPE
 from fedtailor.remote.https.server import NUMBER, POLL_S
 from fedtailor.remote.keys.kit import Kit
-from fedtailor.remote.wire.run_log import info_of
+from fedtailor.remote.wire.run_log import client_log
 
 if TYPE_CHECKING:
     import httpx
@@ -98,7 +98,7 @@ class Connection:
     def __init__(self, kit: Kit) -> None:
         import httpx
 
-        self.address = kit.job.address
+        self.address, self.log = kit.job.address, client_log(kit.name)
         try:
             context = ssl.create_default_context(cadata=kit.authority.decode("ascii"))
             context.minimum_version = ssl.TLSVersion.TLSv1_3
@@ -231,7 +231,6 @@ def answer_messages(
     stop: threading.Event,
     is_over: Callable[[], bool] = lambda: False,
     status: ClientStatus | None = None,
-    log: Callable[[str], None] = say,
 ) -> None:
     """Answer the coordinator's messages until `stop` is set.
 
@@ -247,14 +246,13 @@ def answer_messages(
         is_over: whether the coordinator has asked for the last thing that it asks, so
             that its end is no trouble.
         status: kept up to date.
-        log: called with lines for the user.
 
     Raises:
         ValueError: the coordinator's certificate is not trusted, or it refuses this
             client permanently.
     """
     status = ClientStatus("") if status is None else status
-    waiting = _Waiting(connection, stop, is_over, status, log)
+    waiting = _Waiting(connection, stop, is_over, status)
     thread = threading.Thread(target=waiting.run, name="messages", daemon=True)
     thread.start()
     try:
@@ -263,7 +261,7 @@ def answer_messages(
                 message = waiting.messages.get(timeout=0.2)
             except queue.Empty:
                 continue
-            _answer(connection, message, respond(message.body), stop, log)
+            _answer(connection, message, respond(message.body), stop)
             status.answers += 1
     finally:
         stop.set()
@@ -274,18 +272,16 @@ def answer_messages(
 
 
 def _answer(
-    connection: Connection,
-    message: Message,
-    body: bytes,
-    stop: threading.Event,
-    log: Callable[[str], None],
+    connection: Connection, message: Message, body: bytes, stop: threading.Event
 ) -> None:
     """Send an answer, again and again until it has arrived."""
     begun = time.monotonic()
     while not stop.is_set():
         try:
             if not connection.answer(message.number, body):
-                log("an answer was not taken: it is late, or larger than was asked for")
+                connection.log.warning(
+                    "an answer was not taken: it is late, or larger than was asked for"
+                )
             return
         except (Disconnected, ValueError):
             # The thread that waits for messages says what is wrong.
@@ -314,10 +310,9 @@ class _Waiting:
         stop: threading.Event,
         is_over: Callable[[], bool],
         status: ClientStatus,
-        log: Callable[[str], None],
     ) -> None:
         self._connection, self._stop, self._status = connection, stop, status
-        self._is_over, self._log = is_over, log
+        self._is_over, self._log = is_over, connection.log
         self.messages = queue.SimpleQueue[Message]()
         self.failure: Exception | None = None
         self._lost_at = 0.0
@@ -342,7 +337,7 @@ class _Waiting:
                 self._stop.wait(_pause(time.monotonic() - self._lost_at))
                 continue
             if not status.is_connected:
-                info_of(self._log)(f"connected to {self._connection.address}")
+                self._log.info(f"connected to {self._connection.address}")
             status.is_connected, status.problem, self._refused_at = True, "", None
             if message is not None:
                 after = message.number
@@ -363,7 +358,7 @@ class _Waiting:
         problem = _END if has_ended else f"{error}; trying again"
         if problem != self._status.problem:
             self._status.problem = problem
-            (info_of(self._log) if has_ended else self._log)(problem)
+            self._log.log(logging.INFO if has_ended else logging.WARNING, problem)
         if not isinstance(error, Refused):
             self._refused_at = None
         elif self._refused_at is None:

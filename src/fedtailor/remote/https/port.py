@@ -26,10 +26,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedtailor._base.choice import MachineFailed, require
-from fedtailor._base.printable import say
 from fedtailor.remote.keys.keys import check_secret
 from fedtailor.remote.keys.kit import read_certificates
-from fedtailor.remote.wire.run_log import info_of
+from fedtailor.remote.wire.run_log import COORDINATOR_LOG
 
 if TYPE_CHECKING:
     import h11
@@ -237,7 +236,6 @@ class Port:
         coordinator: directory with server.crt, server.key and clients/NAME.crt.
         listener: the listening socket.
         handler: answers requests; called in the thread of the port.
-        log: called with lines for the user.
     """
 
     def __init__(
@@ -245,10 +243,9 @@ class Port:
         coordinator: Path,
         listener: socket.socket,
         handler: Handler,
-        log: Callable[[str], None] = say,
     ) -> None:
         self._coordinator, self._listener = coordinator, listener
-        self._handler, self._log = handler, log
+        self._handler = handler
         self._trust = _read_trust(coordinator)
         self.revoked = frozenset[str]()
         # In the order in which they came, so that the oldest stands first.
@@ -356,13 +353,15 @@ class Port:
                 self._trust = _read_trust(self._coordinator)
             except (ValueError, OSError) as error:
                 # A file that is being written, or a mistake that the operator can mend.
-                self._log(f"the clients' certificates are as before: {error}")
+                COORDINATOR_LOG.warning(
+                    f"the clients' certificates are as before: {error}"
+                )
                 continue
             self.revoked = (self.revoked | before) - self.names
             for name in sorted(self.names - before):
-                info_of(self._log)(f"client {name} may join now")
+                COORDINATOR_LOG.info(f"client {name} may join now")
             for name in sorted(before - self.names):
-                info_of(self._log)(f"client {name} was revoked")
+                COORDINATOR_LOG.info(f"client {name} was revoked")
             for task, (_, digest) in list(self._tasks.items()):
                 if digest not in self._trust.names:
                     task.cancel()
@@ -511,7 +510,6 @@ def open_port(
     handler: Handler,
     *,
     host: str = "0.0.0.0",
-    log: Callable[[str], None] = say,
 ) -> Iterator[Port]:
     """Listen on a port until the end of the block.
 
@@ -520,7 +518,6 @@ def open_port(
         port: the port; 0 = any that is free.
         handler: answers requests; called in another thread.
         host: address to listen on; by default all addresses of this machine.
-        log: called with lines for the user.
 
     Raises:
         ValueError: a file is missing or not valid, or the port is in use.
@@ -538,7 +535,7 @@ def open_port(
                 " coordinator running?",
             )
         listener.setblocking(False)
-        served = Port(coordinator, listener, handler, log)
+        served = Port(coordinator, listener, handler)
         try:
             yield served
         finally:

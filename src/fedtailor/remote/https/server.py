@@ -13,12 +13,11 @@ import re
 import secrets
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedtailor._base.printable import say
 from fedtailor.remote.https.port import Call, Port, Result, open_port
 from fedtailor.remote.wire.fingerprints import Origins
 
@@ -213,18 +212,17 @@ def serve_messages(
     *,
     host: str = "0.0.0.0",
     origins: Origins | None = None,
-    log: Callable[[str], None] = say,
 ) -> Iterator[HttpsTransport]:
     """Open a coordinator's port, and carry messages until the end of the block.
 
     Args:
-        coordinator, port, host, log: see `open_port`.
+        coordinator, port, host: see `open_port`.
         origins: where the clients' answers came from, before.
 
     Raises:
         ValueError: see `open_port`.
     """
     transport = HttpsTransport(origins)
-    with open_port(coordinator, port, transport.handle, host=host, log=log) as opened:
+    with open_port(coordinator, port, transport.handle, host=host) as opened:
         transport._port = opened
         yield transport

@@ -39,6 +39,7 @@ from fedtailor.remote.wire.boosting import (
     plain_steps,
 )
 from fedtailor.remote.wire.messages import Request
+from fedtailor.remote.wire.run_log import COORDINATOR_LOG
 from fedtailor.remote.wire.secure_sums import KEYS, SUM
 from fedtailor.remote.wire.transport import TooFewClients, Transport, send_and_receive
 from fedtailor.statistics.boosting import (
@@ -76,7 +77,6 @@ def boost_clients(
     resume: bool = False,
     patience: float = 600.0,
     after_round: Callable[[int], None] = lambda rounds: None,
-    log: Callable[[str], None] = lambda line: None,
 ) -> BoostedModel:
     """Boost trees by a job, and have each client make and keep its own model.
 
@@ -92,7 +92,6 @@ def boost_clients(
             that ended early. All of them begin a new run with the trees of that round.
         patience: seconds for which a step that a client does not answer is asked again.
         after_round: called with the number of rounds of trees after each.
-        log: called with lines for the user.
 
     Returns:
         The shared trees.
@@ -131,7 +130,6 @@ def boost_clients(
             run_identity(folder / "run"),
             statistics,
             patience,
-            log,
         )
 
         def end_round(progress: BoostingProgress) -> None:
@@ -228,14 +226,13 @@ class _Machines:
         run: str,
         statistics: Statistics | None,
         patience: float,
-        log: Callable[[str], None],
     ) -> None:
         plan = plan_of(job, statistics)
         assert plan.sums is not None
         self.like = plan.model
         self._job, self._transport, self._names = job, transport, tuple(names)
         self._inputs, self._classes, self._run = inputs, classes, run
-        self._patience, self._log = patience, log
+        self._patience = patience
         self._description = plan.describe(0)
         self._sums = plan.sums
         self._fixed_point = FixedPoint(plan.sums.range)
@@ -289,7 +286,9 @@ class _Machines:
             except TooFewClients as error:
                 if time.monotonic() >= until:
                     raise
-                self._log(f"step {self._step + 1}: {error}; it is asked again")
+                COORDINATOR_LOG.warning(
+                    f"step {self._step + 1}: {error}; it is asked again"
+                )
 
     def _end(self, plain: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
         """Have all clients take the last step."""
@@ -298,9 +297,7 @@ class _Machines:
             name: self._request(BOOST, name, {BOOST: step}, arrays)
             for name in self._names
         }
-        send_and_receive(
-            self._transport, requests, {}, minimum=len(requests), log=self._log
-        )
+        send_and_receive(self._transport, requests, {}, minimum=len(requests))
 
     def _sum(
         self,
@@ -317,7 +314,6 @@ class _Machines:
             sum(sizes) * LIMBS,
             self._sums,
             minimum=count,
-            log=self._log,
             earlier=self._history.released(self._step),
             members=self._history.members(self._step),
         )
@@ -343,7 +339,7 @@ class _Machines:
             arrays = {**arrays, **given} if is_first else arrays
             return self._request(stage.task, name, more, arrays)
 
-        return send_stage(self._transport, stage, request_of, log=self._log)
+        return send_stage(self._transport, stage, request_of)
 
     def _request(
         self,

@@ -34,7 +34,7 @@ from fedtailor.remote.job.statistics import Statistics
 from fedtailor.remote.keys.secret import run_identity, secret_in
 from fedtailor.remote.server.executor import RemoteExecutor, Rules, population_table
 from fedtailor.remote.server.rounds import COMPILE_S, PATIENCE_S, RemoteTraining
-from fedtailor.remote.wire.run_log import info_of
+from fedtailor.remote.wire.run_log import COORDINATOR_LOG
 from fedtailor.remote.wire.transport import PendingExchange, Transport
 
 FindArrivals = Callable[
@@ -60,7 +60,6 @@ def coordinate(
     compile_time: float = COMPILE_S,
     arrivals: FindArrivals = lambda known, late: {},
     stopped: threading.Event | None = None,
-    log: Callable[[str], None] = lambda line: None,
 ) -> Run:
     """Train by the job, and have each client store its personal model.
 
@@ -86,8 +85,6 @@ def coordinate(
             the requests to them that are open; returns the numbers of rows [3] of others
             that have come, by name. They are served as newcomers.
         stopped: ends the run after its round when it is set; None = Ctrl-C and SIGTERM do.
-        log: called with a line for every answer that is refused, and with one line
-            that names all clients that did not answer.
 
     Returns:
         The run, whose personal models the clients keep.
@@ -106,7 +103,7 @@ def coordinate(
     unseen_rows = {name: sizes for name, sizes in rows.items() if name not in seen_rows}
     for name in sorted(set(rows) & set(seen_rows)):
         if not np.array_equal(rows[name], seen_rows[name]):
-            log(
+            COORDINATOR_LOG.warning(
                 f"client {name}: it has {_counts(rows[name])} rows now, and had"
                 f" {_counts(seen_rows[name])} when the run began; it keeps the weight"
                 " that it had"
@@ -135,7 +132,7 @@ def coordinate(
             plan.algorithm, job.spec.participation.reporters(len(seen)), len(seen)
         )
         if plan.sums.scope == "run" and job.minimum < len(seen):
-            info_of(log)(
+            COORDINATOR_LOG.info(
                 f"each round needs the answers of all {len(seen)} clients, as sums of"
                 ' different clients show single ones; sum_scope = "round" in [privacy]'
                 f" needs {job.minimum}, and hides a client in each round by itself only"
@@ -150,7 +147,6 @@ def coordinate(
         unseen=unseen,
         rules=Rules(job.minimum, job.deadline, compile_time),
         run=run_identity(directory),
-        log=log,
         use_caches=use_caches,
     )
     spec = replace(job.spec, model=plan.model, evaluate_every=evaluate_every)
@@ -159,7 +155,7 @@ def coordinate(
 
         def create(spec: RunSpec, executor: RemoteExecutor) -> RemoteTraining:
             training = RemoteTraining(spec, executor, secret=secret)
-            training.patience, training.log, training.stop = patience, log, stop
+            training.patience, training.stop = patience, stop
             return training
 
         exchanges = run_exchanges(

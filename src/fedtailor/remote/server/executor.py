@@ -5,7 +5,7 @@ states is valid, by the round that produced it, and names that round in every re
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -39,6 +39,7 @@ from fedtailor.remote.sums.hidden_updates import HiddenUpdates
 from fedtailor.remote.sums.server import NamedArrays, SumStage, send_stage
 from fedtailor.remote.wire.messages import ArraySpec, Reply, Request
 from fedtailor.remote.wire.request_kind import MODE, NEWCOMER
+from fedtailor.remote.wire.run_log import COORDINATOR_LOG
 from fedtailor.remote.wire.secure_sums import SUM
 from fedtailor.remote.wire.transport import (
     POLL_INTERVAL_S,
@@ -139,7 +140,6 @@ class RemoteExecutor:
         rules: Rules = Rules(),
         use_caches: bool = True,
         run: str = "",
-        log: Callable[[str], None] = lambda line: None,
     ) -> None:
         """Make an executor; no client is asked yet.
 
@@ -154,8 +154,6 @@ class RemoteExecutor:
             rules: when an exchange ends.
             use_caches: whether vectors that a client has cached are not sent again.
             run: identity of the run (`run_identity`).
-            log: called with a line for every answer that is refused, and with one line
-                that names all clients that did not answer.
 
         Raises:
             ValueError: the job uses secure aggregation, and the method's server needs
@@ -164,7 +162,7 @@ class RemoteExecutor:
         if unseen is None:
             unseen = population_table((), np.zeros(0), first=len(seen))
         self.plan, self.seen, self.unseen, self.rules = plan, seen, unseen, rules
-        self.federation, self._transport, self._log = template, transport, log
+        self.federation, self._transport = template, transport
         self.data = data
         pool, _ = build_pool([template], plan.model.precision.sums)
         self._run = run
@@ -263,7 +261,6 @@ class RemoteExecutor:
                 reporting,
                 partial(self._run_stage, cohort=cohort),
                 minimum=sums.minimum(self.rules.minimum, int(requested.sum())),
-                log=self._log,
                 history=self._sum_history,
             )
             for kind, shape in hidden.items():
@@ -317,7 +314,9 @@ class RemoteExecutor:
             refused |= self._check.refuse(exchange, updates)
         for place, reason in sorted(refused.items()):
             answers[place] = None
-            self._log(f"client {names[place]}: {reason}; it is left out of this round")
+            COORDINATOR_LOG.warning(
+                f"client {names[place]}: {reason}; it is left out of this round"
+            )
         minimum = self._minimum(exchange)
         left = sum(answer is not None for answer in answers)
         if refused and left < minimum:
@@ -376,7 +375,6 @@ class RemoteExecutor:
             self._transport,
             stage,
             request_of,
-            log=self._log,
             poll_interval=self.rules.poll_interval,
         )
 
@@ -423,7 +421,6 @@ class RemoteExecutor:
             partial(_expected, specs),
             cached=cached,
             minimum=self._minimum(exchange),
-            log=self._log,
             poll_interval=self.rules.poll_interval,
             late=self.late,
         )
@@ -487,7 +484,7 @@ class RemoteExecutor:
     def poll(self) -> None:
         """Send what is to be sent to clients that may be late, and take what has come."""
         before = set(self.late.replies)
-        poll(self._transport, self.late, self._log)
+        poll(self._transport, self.late)
         answered = {
             name: self._late_digests.pop(name)
             for name in self.late.replies
@@ -496,7 +493,9 @@ class RemoteExecutor:
         self._record_received("client", answered)
         self.released = self.late.release_overdue()
         if self.released:
-            self._log(f"no answer in time from {', '.join(self.released)}")
+            COORDINATOR_LOG.warning(
+                f"no answer in time from {', '.join(self.released)}"
+            )
 
     def online(self) -> Mapping[str, str]:
         """The clients that are connected; see `Transport.online`."""

@@ -2,7 +2,6 @@
 
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +23,7 @@ from fedtailor.protocol import (
 from fedtailor.remote.server.executor import RemoteExecutor
 from fedtailor.remote.server.late import FirstCome
 from fedtailor.remote.server.update_check import require_finite_server
+from fedtailor.remote.wire.run_log import COORDINATOR_LOG
 from fedtailor.remote.wire.transport import TooFewClients
 
 PATIENCE_S = 3600.0
@@ -46,13 +46,11 @@ class RemoteTraining(Training[RemoteExecutor]):
             ends the training.
         pause: seconds between two attempts.
         stop: when it is set, waiting ends with `Interrupted`.
-        log: called with a line for every failed attempt.
     """
 
     patience: float = PATIENCE_S
     pause: float = PAUSE_S
     stop: threading.Event = threading.Event()
-    log: Callable[[str], None] = staticmethod(lambda line: None)
 
     def next_round(self, reporting: NDArray[Any] | None = None) -> Exchanges[None]:
         """Do one round; see `Rounds.next_round`.
@@ -73,7 +71,7 @@ class RemoteTraining(Training[RemoteExecutor]):
                 end = now + self.patience if end is None else end
                 if now + self.pause > end:
                     raise
-                self.log(
+                COORDINATOR_LOG.warning(
                     f"round {self.round + 1}: {error}; asking again for"
                     f" {_duration(end - now)}"
                 )

@@ -31,7 +31,6 @@ class HiddenUpdates:
         run_stage: Callable[[SumStage, Mapping[str, Any]], Mapping[str, NamedArrays]],
         *,
         minimum: int,
-        log: Callable[[str], None],
         history: SumHistory,
     ) -> None:
         """Describe the updates of a cohort; no client is asked yet.
@@ -42,12 +41,12 @@ class HiddenUpdates:
             reporting: [c] whether each client holds an update.
             run_stage: sends the requests of a stage, and returns the answers; its
                 second argument identifies the vectors to be added.
-            minimum, log: see `SecureSumServer`.
+            minimum: see `SecureSumServer`.
             history: the sums that the server has had.
         """
         self._settings, self._run_stage = settings, run_stage
         self._history, self._round = history, cohort.round
-        self._minimum, self._log = minimum, log
+        self._minimum = minimum
         self._clients, self._reporting = len(cohort), np.flatnonzero(reporting)
         self._names = [cohort.clients.names[row] for row in cohort.rows[reporting]]
         self.extra_bytes = np.zeros(2, np.int64)
@@ -84,7 +83,6 @@ class HiddenUpdates:
                 math.prod(shape.shape if index is None else shape.shape[1:]),
                 self._settings,
                 minimum=self._minimum,
-                log=self._log,
                 earlier=self._history.released(self._round),
                 members=self._history.members(self._round),
             )

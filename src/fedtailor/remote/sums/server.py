@@ -39,6 +39,7 @@ from fedtailor.remote.sums.masks import (
     expand_mask,
 )
 from fedtailor.remote.wire.messages import ArraySpec, Request
+from fedtailor.remote.wire.run_log import COORDINATOR_LOG
 from fedtailor.remote.wire.secure_sums import (
     KEYS,
     MAX_NEIGHBOURS,
@@ -102,7 +103,6 @@ def send_stage(
     stage: SumStage,
     request_of: Callable[[str, NamedArrays], Request],
     *,
-    log: Callable[[str], None],
     poll_interval: float = POLL_INTERVAL_S,
 ) -> dict[str, NamedArrays]:
     """Send the requests of one stage of a sum.
@@ -111,7 +111,7 @@ def send_stage(
         transport: carries the messages.
         stage: the stage.
         request_of: makes the request to a client with the arrays that it is sent.
-        log, poll_interval: see `send_and_receive`.
+        poll_interval: see `send_and_receive`.
 
     Returns:
         The answers that arrived in time, by client. There may be fewer than the minimum;
@@ -123,7 +123,6 @@ def send_stage(
         requests,
         lambda request: stage.expected[request.client],
         minimum=0,
-        log=log,
         poll_interval=poll_interval,
     ).replies
     return {name: reply.arrays for name, reply in replies.items()}
@@ -142,8 +141,6 @@ class SecureSumServer:
         size: number of entries of each vector.
         settings: secure aggregation, as the job sets it.
         minimum: minimum number of clients whose vectors must be in the sums.
-        log: called with a line for every sum that is left out, and for every client
-            whose shares are wrong.
         neighbours: maximum number of other clients with which a client shares masks and
             secrets.
         earlier: the sums with which those of this run may be combined.
@@ -163,14 +160,13 @@ class SecureSumServer:
         settings: SecureSums,
         *,
         minimum: int = 1,
-        log: Callable[[str], None] = lambda line: None,
         neighbours: int = MAX_NEIGHBOURS,
         earlier: ReleasedSums | None = None,
         members: Collection[str] | None = None,
     ) -> None:
         self._run_stage, self._names = run_stage, tuple(names)
         self._size, self._settings = size, settings
-        self._minimum, self._log = max(minimum, MIN_CLIENTS), log
+        self._minimum = max(minimum, MIN_CLIENTS)
         self._max_neighbours = neighbours
         self.released = ReleasedSums() if earlier is None else earlier
         self.remaining: tuple[str, ...] = ()
@@ -215,7 +211,7 @@ class SecureSumServer:
             + "; use fewer streams, or weights that differ less",
         )
         for line in unsafe.values():
-            self._log(f"{line}; it is left out of this round")
+            COORDINATOR_LOG.warning(f"{line}; it is left out of this round")
         is_safe = np.array([index not in unsafe for index in range(len(weights))])
         scaled = normalized(weights[is_safe], surviving)
         unsafe_span = self._unsafe_combination(scaled)
@@ -420,7 +416,7 @@ class SecureSumServer:
         if unused and combine((*unused, *right_shares)[:threshold]) is None:
             for position in unused:
                 if combine((*right_shares[1:], position)) is None:
-                    self._log(
+                    COORDINATOR_LOG.warning(
                         f"client {neighbours[position]}: its share of a secret of"
                         f" client {owner} is wrong; it is not used"
                     )

@@ -12,13 +12,15 @@ nobody else can tell rows or machines by trying them.
 import hashlib
 import hmac
 import json
+import logging
 import os
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from fedtailor._base.files import atomic_write
+from fedtailor.remote.wire.run_log import COORDINATOR_LOG
 
 KEY, ORIGIN = ".origin-key", "origin"
 """Files in a client's directories: the key of its digests, and its last origin."""
@@ -62,7 +64,7 @@ class OwnOrigin:
         client_directory: directory of the client, for all of its jobs.
         job_directory: the part of it for this job.
         rows: everything that the client's rows consist of.
-        log: called with lines for the user.
+        log: where lines for the user go.
 
     Raises:
         ValueError: a file cannot be read or written.
@@ -73,7 +75,7 @@ class OwnOrigin:
         client_directory: Path,
         job_directory: Path,
         rows: Iterable[bytes],
-        log: Callable[[str], None],
+        log: logging.Logger,
     ) -> None:
         self._log = log
         file = job_directory / ORIGIN
@@ -94,13 +96,13 @@ class OwnOrigin:
             return
         self._known.add(before.place)
         if before.place != self._own.place:
-            log(
+            log.warning(
                 "this kit was used on another machine or in another directory before;"
                 " if it was copied, stop one of the two: they take the connection from"
                 " each other, and one of them spoils the other's state"
             )
         if before.rows != self._own.rows:
-            log(
+            log.warning(
                 "the rows are others than this client had in this job before; the"
                 " training goes on with them, and the coordinator is told that they"
                 " changed"
@@ -121,7 +123,7 @@ class OwnOrigin:
         if other is None or other.place in self._known:
             return
         self._known.add(other.place)  # said once
-        self._log(
+        self._log.warning(
             "a process on another machine or in another directory has answered in this"
             " client's name: a copy of its kit is in use; stop it, and tell the"
             " coordinator if it is not yours"
@@ -134,16 +136,14 @@ class Origins:
     Args:
         path: file that keeps them from one start to the next; None = they are not kept.
         experiment: identity of the job; origins of other jobs do not count.
-        log: called with lines for the user.
     """
 
     def __init__(
         self,
         path: Path | None = None,
         experiment: str = "",
-        log: Callable[[str], None] = lambda line: None,
     ) -> None:
-        self._path, self._experiment, self._log = path, experiment, log
+        self._path, self._experiment = path, experiment
         self._heard: dict[str, Origin] = {}
         if path is None or not path.is_file():
             return
@@ -157,7 +157,9 @@ class Origins:
             *(OSError, ValueError, KeyError),
             *(TypeError, AttributeError, RecursionError),
         ):
-            log(f"{path} is damaged; clients are not compared with earlier starts")
+            COORDINATOR_LOG.warning(
+                f"{path} is damaged; clients are not compared with earlier starts"
+            )
 
     def of(self, client: str) -> str:
         """The origin of a client that was heard last; empty if none."""
@@ -171,12 +173,12 @@ class Origins:
             return
         self._heard[client] = now
         if before is not None and now.place != before.place:
-            self._log(
+            COORDINATOR_LOG.warning(
                 f"client {client}: it answers from another machine or directory than"
                 " before; if its kit was not moved, a copy of it is in use"
             )
         if before is not None and now.rows != before.rows:
-            self._log(
+            COORDINATOR_LOG.warning(
                 f"client {client}: its rows are others than before; it keeps the weight"
                 " that was agreed at the start"
             )

@@ -1,8 +1,13 @@
-"""The log of a coordinator or a client: lines with times, levels and rounds."""
+"""The log of a coordinator or a client: lines with times and levels.
 
+Each module says what happens to one of these loggers. Who begins a coordinator or a
+client has a handler show it: `Lines`, or `RunLog` with times and a file.
+"""
+
+import logging
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -12,25 +17,75 @@ from fedtailor._base.printable import one_line, say_status
 Level = Literal["debug", "info", "warning"]
 LEVELS: tuple[Level, ...] = get_args(Level)
 
+FEDERATION = logging.getLogger("fedtailor.federation")
+COORDINATOR_LOG = FEDERATION.getChild("coordinator")
+CLIENTS = FEDERATION.getChild("client")
 
-class RunLog:
-    """Writes lines for people, with the time, the level and the round.
 
-    Called with a line, it logs it as a warning: what other parts of the program report
-    on their own (`log: Callable[[str], None]`) is what went wrong.
+def _clean(record: logging.LogRecord) -> bool:
+    """Make a record one line, whoever shows it: others choose names in it."""
+    record.msg, record.args = one_line(record.getMessage()), ()
+    return True
+
+
+for _log in (COORDINATOR_LOG, CLIENTS):
+    _log.addFilter(_clean)
+
+
+def client_log(name: str) -> logging.Logger:
+    """The logger of one client, as several may run in one process."""
+    # A name with a dot would make it a child of another client's.
+    log = CLIENTS.getChild(name.replace(".", "/"))
+    log.addFilter(_clean)
+    return log
+
+
+class Lines(logging.Handler):
+    """Shows the lines of a coordinator or a client as they are.
+
+    Args:
+        show: prints a line. If the disk is full where it goes, that ends nothing.
+        level: the lowest level that is shown.
+    """
+
+    def __init__(
+        self, show: Callable[[str], object] = say_status, level: int = logging.INFO
+    ) -> None:
+        super().__init__(level)
+        self._show = show
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Show the line of a record."""
+        with suppress(OSError):
+            self._show(record.getMessage())
+
+    def listen(self, logger: logging.Logger) -> None:
+        """Show what a logger is told from now on."""
+        # The level stays when this ends: others may listen, each from its own level on.
+        if not logger.isEnabledFor(self.level):
+            logger.setLevel(self.level)
+        logger.addHandler(self)
+
+    @contextmanager
+    def of(self, logger: logging.Logger) -> Iterator[None]:
+        """Show what a logger is told until the end of the block."""
+        self.listen(logger)
+        try:
+            yield
+        finally:
+            logger.removeHandler(self)
+
+
+class RunLog(Lines):
+    """Shows lines with the time and the level, and appends them to a file.
 
     Args:
         level: the lowest level that is logged.
         file: file to which all lines are appended, too; None = none.
         show: prints a line.
-        warned: called for every warning, also for those that are not logged.
-        clock: returns the time in seconds since the epoch.
 
     Raises:
         ValueError: there is no such level, or the file cannot be written.
-
-    Attributes:
-        round: number of the round that is under way, from 0; None = none.
     """
 
     def __init__(
@@ -38,53 +93,29 @@ class RunLog:
         level: str = "info",
         file: Path | None = None,
         *,
-        show: Callable[[str], None] = say_status,
-        warned: Callable[[], None] = lambda: None,
-        clock: Callable[[], float] = time.time,
+        show: Callable[[str], object] = say_status,
     ) -> None:
         require(
             level in LEVELS,
             f"there is no log level {level!r}; the levels are {', '.join(LEVELS)}",
         )
-        self._lowest = LEVELS.index(level)
-        self._show, self._clock, self.warned = show, clock, warned
-        self.round: int | None = None
+        super().__init__(show, logging.getLevelNamesMapping()[level.upper()])
         self._file = file
         try:
             self._append("")
         except OSError as error:
             raise ValueError(f"cannot write {file}: {error.strerror}") from None
 
-    def __call__(self, line: str) -> None:
-        """Log a line as a warning."""
-        self.warned()
-        self.write("warning", line)
-
-    def info(self, line: str) -> None:
-        """Log what a user wants to know when all goes well."""
-        self.write("info", line)
-
-    def debug(self, line: str) -> None:
-        """Log what helps to find a fault."""
-        self.write("debug", line)
-
-    def to_file(self, line: str) -> None:
-        """Log a line as `info` does, in the file only."""
-        self.write("info", line, show=False)
-
-    def write(self, level: Level, line: str, *, show: bool = True) -> None:
-        """Log a line at a level, if it is logged; `show` = on the screen, too."""
-        if LEVELS.index(level) < self._lowest:
-            return
-        moment = time.strftime("%Y-%m-%d %H:%M:%S%z", time.localtime(self._clock()))
-        where = "" if self.round is None else f"round {self.round + 1}: "
-        text = f"{moment} {level.upper():7} {where}{line}"
+    def emit(self, record: logging.LogRecord) -> None:
+        """Log a record; one with `shown` false in the file only."""
+        moment = time.strftime("%Y-%m-%d %H:%M:%S%z", time.localtime(record.created))
+        text = f"{moment} {record.levelname:7} {record.getMessage()}"
         # A full disk must not end a training, wherever the lines go.
-        with suppress(OSError):
-            if show:
+        if getattr(record, "shown", True):
+            with suppress(OSError):
                 self._show(text)
         try:
-            self._append(f"{one_line(text)}\n")
+            self._append(f"{text}\n")
         except OSError as error:
             self._file = None
             with suppress(OSError):
@@ -95,8 +126,3 @@ class RunLog:
         if self._file is not None:
             with self._file.open("a", encoding="utf-8", errors="replace") as file:
                 file.write(text)
-
-
-def info_of(log: Callable[[str], None]) -> Callable[[str], None]:
-    """What logs a line that tells no trouble: the level "info" of a log that has levels."""
-    return log.info if isinstance(log, RunLog) else log

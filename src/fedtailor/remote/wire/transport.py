@@ -6,6 +6,7 @@ has passed. The clients' machines are not trusted: a wrong answer does not end t
 exchange, but is logged in one line that names the client.
 """
 
+import logging
 import secrets
 import time
 import traceback
@@ -33,6 +34,7 @@ from fedtailor.remote.wire.messages import (
     largest_reply,
 )
 from fedtailor.remote.wire.refusals import Refusal, Refused, refuse_unless
+from fedtailor.remote.wire.run_log import CLIENTS, COORDINATOR_LOG, client_log
 from fedtailor.remote.wire.vector_cache import CacheMiss, VectorCache
 
 POLL_INTERVAL_S = 0.1
@@ -186,7 +188,6 @@ def send_and_receive(
     *,
     cached: Mapping[str, Request] | None = None,
     minimum: int = 1,
-    log: Callable[[str], None] = lambda line: None,
     waiting: Callable[[PendingExchange], None] = lambda pending: None,
     poll_interval: float = POLL_INTERVAL_S,
     late: PendingExchange | None = None,
@@ -205,8 +206,6 @@ def send_and_receive(
         cached: some of the requests without the vectors in their client's cache. A
             client that lacks such a vector is sent the full request.
         minimum: minimum number of accepted answers.
-        log: called with a line for every answer that is refused, and with one line that
-            names all clients that did not answer.
         waiting: called after every poll that leaves requests open.
         poll_interval: longest time in seconds from one poll to the next.
         late: requests that stay open meanwhile, whose answers may come.
@@ -237,7 +236,7 @@ def send_and_receive(
     begun = time.monotonic()
     while pending.open:
         polled = time.monotonic()
-        poll(transport, pending, log, late)
+        poll(transport, pending, late)
         if time.time() >= deadline:
             break
         if pending.open:
@@ -245,7 +244,7 @@ def send_and_receive(
             time.sleep(until_next_poll(begun, polled, poll_interval))
     missing, accepted = tuple(pending.open), pending.replies
     if missing:
-        log(f"no answer in time from {', '.join(missing)}")
+        COORDINATOR_LOG.warning(f"no answer in time from {', '.join(missing)}")
     if pending.diverged and len(requests) - len(pending.diverged) < minimum:
         first = pending.diverged[0]
         raise Diverged(first, requests[first].round)
@@ -270,7 +269,6 @@ def identified(transport: Transport, request: Request) -> Request:
 def poll(
     transport: Transport,
     pending: PendingExchange,
-    log: Callable[[str], None],
     late: PendingExchange | None = None,
 ) -> None:
     """Send the requests of an exchange that are to be sent, and take the answers that have
@@ -285,7 +283,7 @@ def poll(
         try:
             exchange.accept(sender, body)
         except ValueError as error:
-            log(str(error))
+            COORDINATOR_LOG.warning(str(error))
         else:
             if sender in exchange.replies:
                 transport.origins.hear(sender, exchange.replies[sender].origin)
@@ -376,7 +374,7 @@ def not_recorded(request: Request, reply: Reply, message: bytes) -> None:
 def answer_message(
     body: bytes,
     answer: Callable[[Request], Reply],
-    log: Callable[[str], None] = lambda line: None,
+    log: logging.Logger = CLIENTS,
     record: Recorder = not_recorded,
 ) -> bytes:
     """Answer a message at a client, whatever goes wrong.
@@ -387,7 +385,7 @@ def answer_message(
     Args:
         body: the message.
         answer: function from a request to its answer.
-        log: called with the lines that say why a request was refused.
+        log: where it says why a request was refused.
         record: called with every answer. If it fails, a refusal is sent instead.
 
     Returns:
@@ -397,13 +395,13 @@ def answer_message(
     try:
         record(request, reply, message)
     except Exception as error:
-        log(f"an answer was not sent, as it cannot be recorded: {error}")
+        log.warning(f"an answer was not sent, as it cannot be recorded: {error}")
         return encode_reply(Reply.to(request, refusal=Refusal.NO_AUDIT))
     return message
 
 
 def _answer(
-    body: bytes, answer: Callable[[Request], Reply], log: Callable[[str], None]
+    body: bytes, answer: Callable[[Request], Reply], log: logging.Logger
 ) -> tuple[Request, Reply, bytes]:
     """The request in a message, its answer or refusal, and the message of that."""
     request = _UNREAD
@@ -423,9 +421,9 @@ def _answer(
             refusal = Refusal.FAILED
             lines = "".join(traceback.format_exception(error)).splitlines()
     what = repr(request.task) if request.task else "a message"
-    log(f"refused {what} of round {request.round + 1} ({refusal}): {lines[-1]}")
+    log.warning(f"refused {what} of round {request.round + 1} ({refusal}): {lines[-1]}")
     for line in lines[:-1]:
-        log(line)
+        log.warning(line)
     reply = Reply.to(request, refusal=refusal)
     return request, reply, encode_reply(reply)
 
@@ -444,7 +442,6 @@ class Responder:
         client: str,
         handler: RequestHandler,
         common_vectors: Callable[[], Iterable[np.ndarray]] = tuple,
-        log: Callable[[str], None] = lambda line: None,
         check: Callable[[Request], None] = lambda request: None,
         record: Recorder = not_recorded,
         origin: OwnOrigin | None = None,
@@ -457,13 +454,12 @@ class Responder:
             handler: computes the answers to requests that passed the checks.
             common_vectors: computes the vectors that all machines can compute, and that
                 are therefore not sent.
-            log: called with the lines that say why a request was refused.
             check: raises `Refused` for a request that may not be answered.
             record: called with every answer before it leaves.
             origin: where the answers come from; None = they do not say it.
         """
         self.experiment, self.client, self._handler = experiment, client, handler
-        self._log, self._check, self._record = log, check, record
+        self._log, self._check, self._record = client_log(client), check, record
         self._origin = origin
         self._cache = VectorCache(common_vectors)
         self._last: tuple[Request, Mapping[str, np.ndarray]] | None = None

@@ -75,6 +75,7 @@ def from_dataset(
         "a single data set does not say whose its examples are; name the column of the"
         " client, or give the client of each example, or client -> data set",
     )
+    assert client is not None
     column = client if isinstance(client, str) else None
     inputs, targets = _examples(data, x, y, column)
     owners = _column(data, column) if column is not None else client

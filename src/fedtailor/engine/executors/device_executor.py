@@ -573,7 +573,7 @@ class DeviceExecutor:
         """
         known: dict[str, list[tuple[WeightedSum, Array]]] = {}
         for (added, weights), total in zip(sums, totals, strict=True):
-            asked = WeightedSum(added.kind, added.index, weights)
+            asked = WeightedSum(added.kind, added.place, weights)
             known.setdefault(added.kind, []).append((asked, total))
         self._open = exchange
         again = _Again(self, exchange)

@@ -48,7 +48,7 @@ class AddedSum(NamedTuple):
 
     Attributes:
         kind: of the message.
-        index: if each client sends several arrays of this kind, which of them; None = it
+        place: if each client sends several arrays of this kind, which of them; None = it
             sends one.
         streams: the number of sums, s.
         shape: of the array.
@@ -56,7 +56,7 @@ class AddedSum(NamedTuple):
     """
 
     kind: str
-    index: int | None
+    place: int | None
     streams: int
     shape: tuple[int, ...]
     dtype: str
@@ -300,8 +300,8 @@ def _added(
         weight = weights[..., first : first + added.streams].astype(total.dtype)
         first += added.streams
         sent = messages[added.kind]
-        if added.index is not None:
-            sent = sent[..., added.index, *([slice(None)] * len(added.shape))]
+        if added.place is not None:
+            sent = sent[..., added.place, *([slice(None)] * len(added.shape))]
         # What a client without weight has made may be NaN, and 0 * NaN is NaN.
         is_used = (weight != 0).any(axis=-1)
         is_used = is_used.reshape(is_used.shape + (1,) * len(added.shape))

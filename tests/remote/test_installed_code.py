@@ -52,7 +52,7 @@ def job(tmp_path, monkeypatch):
     monkeypatch.setattr("fedtailor._base.entry_points.entry_points", entry_points)
 
     def read(code="", method="theirs", model="logistic", metrics=""):
-        text = JOB.format(method=method, model="", rounds=2, rest=metrics)
+        text = JOB.format(method=method, lr=0.1, model="", rounds=2, rest=metrics)
         path = tmp_path / "job.toml"
         text = text.replace('use = "logistic"', f'use = "{model}"')
         path.write_text(f"{text}\n[code]\n{code}\n")

@@ -26,7 +26,7 @@ class Process:
     """A client's process, with the directory of its states."""
 
     def __init__(self, clients, name, state=None, rows=None):
-        self.lines = []
+        lines = self.lines = []
         job, data = clients.job, clients.directory / f"{name}.csv"
         if rows is not None:
             data = clients.directory / f"{name}-{rows}.csv"
@@ -38,7 +38,7 @@ class Process:
 
         class Heard(Responder):
             def __call__(self, body):
-                with Lines(self.lines.append).of(client_log(name)):
+                with Lines(lines.append).of(client_log(name)):
                     return super().__call__(body)
 
         self.respond = Heard(

@@ -1111,3 +1111,64 @@ def test_a_client_that_was_lost_from_a_sum_is_not_asked_for_the_next():
     assert set(circle.requests[KEYS]) == set(server.remaining) == set("abcd")
     expected = circle.plain(EVERYBODY, without="e")
     np.testing.assert_allclose(sums, expected, atol=10 * FixedPoint(64.0).step)
+
+
+@pytest.mark.parametrize("scope", ["run", "round"])
+def test_a_sum_without_a_client_that_was_lost_goes_on_without_it(scope):
+    circle = Circle(settings=SecureSums(scope=scope))
+    circle.lost["e"] = losing(VECTORS)
+    circle.run(np.full((1, 5), 0.2))
+    # The others gave their vectors to a sum with e, and opened one without it.
+    later = 1 if scope == "run" else 0
+    circle.begin(later)
+    circle.lost["e"] = STAGES
+    circle.run([[0.25, 0.25, 0.25, 0.25, 0]])
+    assert circle.lines == []
+
+
+@pytest.mark.parametrize("scope", ["run", "round"])
+def test_the_sum_that_was_opened_counts_and_not_the_one_that_was_begun(
+    scope, unchecked, monkeypatch
+):
+    monkeypatch.setattr(SecureSumServer, "_unsafe_combination", lambda *_: "")
+    circle = Circle(settings=SecureSums(scope=scope))
+    circle.lost["e"] = losing(VECTORS)
+    circle.run(np.full((1, 5), 0.2))
+    circle.begin(1 if scope == "run" else 0)
+    circle.lost["e"] = STAGES
+    # Its difference from the first one is d alone.
+    with pytest.raises(TooFewClients):
+        circle.run([[0.2, 0.2, 0.2, 0.35, 0]])
+    assert len(circle.lines) == 4
+    assert all("client d would be 100% of a combi" in it for it in circle.lines)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_clients_keep_the_sums_that_the_server_has(seed):
+    """Whoever is lost at whatever stage of whatever sums."""
+    rng = np.random.default_rng(seed)
+    names = tuple("abcdefghi")
+    settings = SecureSums(threshold=0.51)
+    circle = Circle(names, settings, size=2)
+    has, are_all_done, lost, steady = ReleasedSums(), True, {}, set(names)
+    for round in range(3):
+        circle.begin(round)
+        if round < 2:
+            lost[str(rng.choice(sorted(steady)))] = losing(str(rng.choice(STAGES)))
+        steady -= set(lost)
+        circle.lost = lost
+        circle.requests.pop(UNMASK, None)
+        try:
+            circle.run(rng.uniform(0.5, 1, size=(1, len(names))))
+        except TooFewClients:
+            are_all_done = False
+        lost = dict.fromkeys(lost, STAGES)
+        if UNMASK in circle.requests:
+            weights = next(iter(circle.requests[VECTORS].values())).arrays["weights"]
+            arrived = [name in circle.seen[VECTORS] for name in names]
+            has = has.with_sums(names, np.where(arrived, weights, 0.0))
+    assert len(has.basis) > 0
+    for name in steady:
+        kept = circle.clients[name]._history.released(2)
+        assert len(kept.with_sums(names, has.basis).basis) == len(kept.basis)
+        assert not are_all_done or kept.shows_the_same_as(has)

@@ -169,6 +169,13 @@ class ReleasedSums:
         is_new = len(basis) > len(self.basis) or not self.names
         return ReleasedSums(together, basis) if is_new else self
 
+    def shows_the_same_as(self, other: "ReleasedSums") -> bool:
+        """Whether other sums have the same combinations."""
+        if (self.names, len(self.basis)) != (other.names, len(other.basis)):
+            return False
+        apart = self.basis - self.basis @ other.basis.T @ other.basis
+        return bool(np.abs(apart).max(initial=0.0) <= TOLERANCE)
+
     def largest_share(self, least: float = 0.0) -> tuple[float, str]:
         """The largest share of a client in any combination, and the client's name.
 
@@ -310,8 +317,9 @@ class SumHistory:
             json.dumps(vector),
             frozenset(members),
         )
+        # Not by the ranks: a sum of those that are left has that of the sum of all.
         before = kept.sums.get(key)
-        is_old = before is not None and len(before.basis) == len(sums.basis)
+        is_old = before is not None and before.shows_the_same_as(sums)
         if is_old and remaining == kept.members:
             return  # nothing is new
         all_sums = kept.sums if is_old else kept.sums | {key: sums}

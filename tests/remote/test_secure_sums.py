@@ -1172,3 +1172,47 @@ def test_clients_keep_the_sums_that_the_server_has(seed):
         kept = circle.clients[name]._history.released(2)
         assert len(kept.with_sums(names, has.basis).basis) == len(kept.basis)
         assert not are_all_done or kept.shows_the_same_as(has)
+
+
+class InventsClients(SecureSumServer):
+    """Names clients in a sum that do not exist, beside those that have keys."""
+
+    def _collect_masked_vectors(self, shares, weights):
+        self._names = (*self._names, *INVENTED)
+        return super()._collect_masked_vectors(shares, weights)
+
+    def _survivors(self, answers):
+        names = (*NAMES, *INVENTED)
+        return np.array([name in answers or name in INVENTED for name in names])
+
+
+INVENTED = ("x", "y", "z")
+
+
+@pytest.mark.parametrize(
+    ("sums", "least", "said"),
+    [
+        ([[0.3, 0.3, 0.3, 0, 0, 0.03, 0.03, 0.04]], 5, "a sum is over 3 clients"),
+        (
+            [[0.125] * 8, [0.1, 0.1, 0.15, 0.1, 0.1, 0.15, 0.15, 0.15]],
+            3,
+            "it would be 100% of a combination of these and earlier sums over the",
+        ),
+    ],
+    ids=["one sum", "two sums"],
+)
+def test_clients_that_are_invented_do_not_hide_the_others(
+    sums, least, said, unchecked, monkeypatch
+):
+    """As beyond 51 clients, where some of a sum are not among those with keys."""
+    monkeypatch.setattr(sum_client, "MAX_NEIGHBOURS", 4)
+    monkeypatch.setattr(sum_server, "normalized", lambda weights, left: weights)
+    circle = Circle()
+    for name in NAMES:
+        circle.clients[name] = SecureSumClient(name, SETTINGS, None, least)
+    for round, weights in enumerate(sums):
+        circle.begin(round)
+        one = InventsClients(circle.ask, NAMES, SIZE, SETTINGS)
+        with suppress(TooFewClients):
+            one.run(np.array([weights]))
+    assert said in " ".join(circle.lines)

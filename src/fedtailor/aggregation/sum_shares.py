@@ -84,6 +84,23 @@ def largest_shares(
     return shares
 
 
+def share_of(
+    weights: Float[np.ndarray, "s c"], client: int, least: float = 0.0
+) -> float:
+    """The largest share of one client in any combination of sums.
+
+    Args:
+        weights: weight of each client in each sum.
+        client: the column of the client.
+        least: a share that is not above it may be given as larger, up to it.
+    """
+    basis = _basis(weights)
+    if len(basis) <= 2:  # computed for all at once
+        return float(largest_shares(weights)[client])
+    bound = float(_upper_bounds(basis)[client])
+    return bound if bound <= least else _share_by_program(basis, client)
+
+
 def _upper_bounds(basis: Float[np.ndarray, "r c"]) -> Float[np.ndarray, " c"]:
     """Numbers above which no client's share is (see `largest_shares`)."""
     products = basis.T @ basis

@@ -25,7 +25,7 @@ from fedtailor.aggregation.secure_sums import (
     clients_of_sums,
     unsafe_combination,
 )
-from fedtailor.aggregation.sum_shares import ReleasedSums, SumHistory, largest_shares
+from fedtailor.aggregation.sum_shares import ReleasedSums, SumHistory, share_of
 from fedtailor.remote.sums.masks import (
     CIPHERTEXT_BYTES,
     KEY_BYTES,
@@ -478,18 +478,22 @@ class SecureSumClient:
         )
         weights = session.weights.copy()
         weights[:, [name in absent for name in session.columns]] = 0
-        counts = [count for count in clients_of_sums(weights) if count]
+        # Its neighbours hide this client's vector, as their keys are theirs. Whether the
+        # others in the list exist, the server alone says.
+        hiding = [name in session.neighbours for name in session.columns]
+        has_part = weights[:, session.columns.index(self._client)] != 0
+        counts = [
+            *clients_of_sums(weights[np.ix_(has_part, hiding)]),
+            *(count for count in clients_of_sums(weights[~has_part]) if count),
+        ]
         refuse_unless(
             all(count >= self._least for count in counts),
             Refusal.UNSAFE_SUM,
             f"a sum is over {min(counts, default=0)} clients, and it adds with"
             f" {self._least} or more",
         )
-        # Its neighbours hide this client's vector, as their keys are theirs. Whether the
-        # others in the list exist, the server alone says.
-        hiding = [name in session.neighbours for name in session.columns]
         own = sum(hiding[: session.columns.index(self._client)])
-        share = largest_shares(weights[:, hiding], MAX_SHARE)[own]
+        share = share_of(weights[:, hiding], own, MAX_SHARE)
         refuse_unless(
             share <= MAX_SHARE,
             Refusal.UNSAFE_SUM,
@@ -499,6 +503,17 @@ class SecureSumClient:
         together = session.earlier.with_sums(session.columns, weights)
         line = unsafe_combination(together, past=bool(session.earlier.names))
         refuse_unless(not line, Refusal.UNSAFE_SUM, line)
+        if not all(hiding):
+            known = [name in session.neighbours for name in together.names]
+            own = sum(known[: together.names.index(self._client)])
+            share = share_of(together.basis[:, known], own, MAX_SHARE)
+            refuse_unless(
+                share <= MAX_SHARE,
+                Refusal.UNSAFE_SUM,
+                f"it would be {share:.0%} of a combination of these and earlier sums"
+                " over the clients whose keys it has, which would not hide its vector"
+                f" (at most {MAX_SHARE:.0%})",
+            )
         # A client that is not asked to unmask a sum does not learn whether it was
         # computed. So the sum counts from when the vector is sent.
         self._history.record(

@@ -320,6 +320,18 @@ def test_clients_that_were_told_different_weights_give_no_sum():
     assert circle.lines == [] and np.abs(sums - circle.plain(weights)).max() > 1
 
 
+def test_clients_that_were_asked_different_things_give_no_sum():
+    """Of a model whose update is known the others' parts could be subtracted."""
+    circle, weights = Circle(), np.full((1, 5), 0.2)
+    for alike in (True, False):
+        for name, client in circle.clients.items():
+            asked = "the model" if alike or name != "a" else "another model"
+            client.hold(0, {"model": circle.vectors[name]}, asked=asked)
+        sums, _ = circle.run(weights, asked="the model")
+        is_right = np.abs(sums - circle.plain(weights)).max() < 1e-6
+        assert is_right == alike and circle.lines == []
+
+
 @pytest.mark.parametrize("scope", ["run", "round"])
 @pytest.mark.parametrize("later", [0, 1])
 def test_sums_of_two_rounds_that_differ_by_one_client(scope, later, tmp_path):

@@ -128,6 +128,7 @@ class SecureSumClient:
         self._vectors: dict[tuple[str, int | None], np.ndarray] = {}
         self._held = (-1, "")  # round and run of the vectors
         self._equally: int | None = None
+        self._asked = ""
         self._round, self._run = -1, ""  # under which their sums are kept
         self._session: _Session | None = None
 
@@ -139,6 +140,7 @@ class SecureSumClient:
         *,
         scope: str = "",
         equally: int | None = None,
+        asked: str = "",
     ) -> None:
         """Hold an update until the server asks for sums of it.
 
@@ -153,8 +155,11 @@ class SecureSumClient:
             equally: the sum is over so many clients, and all have the same weight; None
                 = the coordinator says the weights. Of whole numbers a sum with weights
                 such as 81, 9 and 1 shows each one, as its digits.
+            asked: digest of what all clients of the sum were asked. The masks of clients
+                that were asked different things do not cancel: of some the answer could
+                be known, and a sum with theirs would show that of the others.
         """
-        self._equally = equally
+        self._equally, self._asked = equally, asked
         self._held, self._session = (round, run), None
         self._round, self._run = (0, scope) if scope else (round, run)
         self._vectors = {
@@ -416,7 +421,7 @@ class SecureSumClient:
         own = weights[:, columns.index(self._client)]
         masked = np.stack([fixed_point.encode(weight * vector) for weight in own])
         masked += expand_mask(session.self_mask_seed, masked.shape)
-        named = mask_session(session.name, session.columns, weights)
+        named = mask_session(session.name, session.columns, weights, self._asked)
         for index, other in enumerate(session.neighbours):
             if not surviving[index] or other == self._client:
                 continue
@@ -560,13 +565,15 @@ class SecureSumClient:
         return {"shares": revealed}
 
 
-def mask_session(session: str, columns: Sequence[str], weights: np.ndarray) -> str:
+def mask_session(
+    session: str, columns: Sequence[str], weights: np.ndarray, asked: str
+) -> str:
     """The name by which the masks of a sum are derived.
 
-    It holds the weights of all clients. The masks of two clients that were told
-    different ones do not cancel.
+    It holds the weights of all clients, and what they were asked. The masks of two
+    clients that were told different ones do not cancel.
     """
-    text = json.dumps([session, list(columns), weights.shape])
+    text = json.dumps([session, list(columns), weights.shape, asked])
     content = text.encode() + np.ascontiguousarray(weights, "<f8").tobytes()
     return f"{session} {hashlib.sha256(content).hexdigest()}"
 

@@ -33,6 +33,7 @@ class HiddenUpdates:
         minimum: int,
         log: Callable[[str], None],
         history: SumHistory,
+        asked: str,
     ) -> None:
         """Describe the updates of a cohort; no client is asked yet.
 
@@ -44,9 +45,10 @@ class HiddenUpdates:
                 second argument identifies the vectors to be added.
             minimum, log: see `SecureSumServer`.
             history: the sums that the server has had.
+            asked: digest of what all clients were asked.
         """
         self._settings, self._run_stage = settings, run_stage
-        self._history, self._round = history, cohort.round
+        self._history, self._round, self._asked = history, cohort.round, asked
         self._minimum, self._log = minimum, log
         self._clients, self._reporting = len(cohort), np.flatnonzero(reporting)
         self._names = [cohort.clients.names[row] for row in cohort.rows[reporting]]
@@ -87,6 +89,7 @@ class HiddenUpdates:
                 log=self._log,
                 earlier=self._history.released(self._round),
                 members=self._history.members(self._round),
+                asked=self._asked,
             )
             sums = server.run(weights[:, self._reporting])
             self._history.record(self._round, vector, server.released, server.remaining)

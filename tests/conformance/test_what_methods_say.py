@@ -60,8 +60,17 @@ def test_what_travels_is_kept_and_seen(name, monkeypatch):
             vectors, numbers = seen_by_the_server(training, monkeypatch)
             assert (about.server_sees == "models") == vectors
             assert (about.server_sees == "sums, numbers") == (numbers and not vectors)
+        sent, broadcast = [], type(algorithm).broadcast
+
+        def keep(self, server, cohort):
+            sent.append(broadcast(self, server, cohort))
+            return sent[-1]
+
+        monkeypatch.setattr(type(algorithm), "broadcast", keep)
         for _ in range(2):
             training.advance()
+        if algorithm.server_sees == "sums":
+            assert set().union(*map(differs, sent)) <= algorithm.sent_to_each
         frame = training.ledger.frame().filter(
             (pl.col("phase") == "round") & (pl.col("round") == 1)
         )
@@ -76,6 +85,17 @@ def test_what_travels_is_kept_and_seen(name, monkeypatch):
             assert traffic(frame) == TRAFFIC[name]
             assert about.models_received == travelling(frame, mean_size(training))
         assert bool(about.validation) == asks_for_validation_data(training, monkeypatch)
+
+
+def differs(downlink):
+    """The kinds and numbers of which clients are sent different ones."""
+    streams = {
+        kind
+        for kind, it in downlink.streams.items()
+        if (it.recipients != it.recipients[0]).any()
+    }
+    numbers = {name for name, it in downlink.scalars.items() if np.ptp(it)}
+    return streams | numbers
 
 
 def test_only_methods_whose_rounds_differ_are_not_in_the_traffic_table():

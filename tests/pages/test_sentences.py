@@ -29,6 +29,8 @@ TESTED = {
         ),
         "no combination of them": (
             "test_no_client_follows_from_all_sums_whoever_is_lost_when",
+            "test_clients_keep_the_sums_that_the_server_has",
+            "test_the_sum_that_was_opened_counts_and_not_the_one_that_was_begun",
             "test_clients_look_at_combinations_themselves",
             "test_sums_of_two_vectors_of_a_client_hide_it_together",
             "test_a_client_counts_the_clients_whose_vectors_are_in_a_sum",
@@ -75,6 +77,14 @@ TESTED = {
             "test_the_same_questions_without_a_client_are_not_answered",
             "test_counts_are_added_with_the_same_weight_of_each_client",
             "test_a_message_of_many_questions_is_refused_before_any_is_answered",
+        ),
+        "add masks that do not cancel": (
+            "test_clients_that_were_asked_different_things_give_no_sum",
+            "test_clients_that_are_sent_different_models_give_no_sum",
+            "test_clients_that_are_asked_different_questions_give_no_sum",
+        ),
+        "whose keys a client has count as those that hide it": (
+            "test_clients_that_are_invented_do_not_hide_the_others",
         ),
         "says once a job that one became too large": (
             "test_a_client_whose_updates_are_hidden_says_once_that_its_model_diverged",

@@ -5,6 +5,7 @@ import pytest
 from fedtailor.remote.wire.run_log import (
     CLIENTS,
     COORDINATOR_LOG,
+    FEDERATION,
     Lines,
     client_log,
 )
@@ -14,7 +15,8 @@ LOGGERS = (COORDINATOR_LOG, CLIENTS, *map(client_log, "abcd"))
 
 @pytest.fixture(autouse=True)
 def no_test_hears_another():
-    """What a test has listening stops with it."""
+    """What a test has listening stops with it. A Flower app listens from its import on."""
+    FEDERATION.handlers.clear()
     before = {logger: logger.handlers[:] for logger in LOGGERS}
     yield
     for logger, handlers in before.items():

@@ -14,7 +14,13 @@ from fedtailor.remote.client.policy import Policy
 from fedtailor.remote.client.round_requests import PERSONAL
 from fedtailor.remote.job.examples import federation_from_rows
 from fedtailor.remote.job.plan import plan_of
-from fedtailor.remote.server.boosting import SHARED, TREES, UNDER_WAY, boost_clients
+from fedtailor.remote.server.boosting import (
+    SHARED,
+    TREES,
+    UNDER_WAY,
+    _Machines,
+    boost_clients,
+)
 from fedtailor.remote.service import (
     Connection,
     agree_on_preprocessing,
@@ -469,6 +475,37 @@ def test_counts_are_added_with_the_same_weight_of_each_client(tmp_path, monkeypa
     )
     with pytest.raises(TooFewClients):
         clients.boost(patience=0.0)
+
+
+class Favouring(Tap):
+    """Asks all clients but one for rows below thresholds that no row is above."""
+
+    def send(self, client, body):
+        request = decode_request(body)
+        if client != NAMES[0] and BOOST in request.algorithm:
+            arrays = {
+                name: np.full_like(array, 1e12) if "candidates" in name else array
+                for name, array in request.arrays.items()
+            }
+            body = encode_request(dataclasses.replace(request, arrays=arrays))
+        super().send(client, body)
+
+
+def test_clients_that_are_asked_different_questions_give_no_sum(tmp_path, monkeypatch):
+    """The others' counts are those of all their rows, and what is left is one client's."""
+    clients, found, ask = Boosted(tmp_path / "job"), [], _Machines.ask
+
+    def stop(self, request):
+        found.append(ask(self, request))
+        if request.kind == "counts":
+            raise TooFewClients("this is enough")
+        return found[-1]
+
+    monkeypatch.setattr(_Machines, "ask", stop)
+    with pytest.raises(TooFewClients, match="this is enough"):
+        clients.boost(Favouring(clients.responders), patience=0.0)
+    # Masks are still on what should be numbers of rows.
+    assert np.abs(found[-1]).max() > 1e4
 
 
 def test_a_sum_that_is_too_large_is_said_once_a_job(tmp_path):

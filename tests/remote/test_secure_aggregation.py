@@ -4,6 +4,7 @@ bound, and nothing in the clear.
 
 from dataclasses import replace
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -18,9 +19,9 @@ from fedtailor.aggregation.secure_sums import FixedPoint, SecureSums
 from fedtailor.algorithms import UCFL, FedAvg, FineTune, HypCluster
 from fedtailor.engine.runs import run
 from fedtailor.engine.training import Participation, Privacy
-from fedtailor.protocol import hyperparameters
+from fedtailor.protocol import Downlink, Streams, hyperparameters
 from fedtailor.remote.job.plan import plan_of
-from fedtailor.remote.wire.messages import decode_reply
+from fedtailor.remote.wire.messages import decode_reply, decode_request, encode_request
 from fedtailor.remote.wire.secure_sums import VECTORS
 from fedtailor.remote.wire.transport import LoopbackTransport, TooFewClients
 from fedtailor.testing.problems import classification, predictors, softmax_model
@@ -346,6 +347,47 @@ def test_a_server_that_looks_at_single_updates_is_stopped(tmp_path):
         ),
     ):
         ours.training().advance()
+
+
+class Favouring(LoopbackTransport):
+    """Sends one client another model than the others."""
+
+    def send(self, client, body):
+        request = decode_request(body)
+        if client == clients().names[0] and request.task == "client":
+            model = np.full((1, softmax_model("float32").size), 0.5, np.float32)
+            arrays = {"stream/model": model, "index/model": np.zeros(1, np.int32)}
+            body = encode_request(replace(request, arrays=arrays))
+        super().send(client, body)
+
+
+def test_clients_that_are_sent_different_models_give_no_sum(tmp_path):
+    ours = Secure(example("fedavg"), tmp_path)
+    training = ours.training(ours.executor(Favouring(ours.responders)))
+    training.advance()
+    # Random numbers up to the range of sums, as the masks are still on them.
+    assert np.abs(np.asarray(training.server.model)).max() > 10
+
+
+@hyperparameters
+class ToEach(FedAvg):
+    """Sends each client a model of its own, and does not say so."""
+
+    server_sees = "sums"
+
+    def broadcast(self, server, cohort):
+        models = jnp.tile(server.model, (len(cohort), 1))
+        return Downlink({"model": Streams.one_each(models + jnp.eye(*models.shape))})
+
+
+def test_a_method_says_what_each_client_has_its_own_of(tmp_path, monkeypatch):
+    ours = Secure(ToEach(sgd=PLAIN), tmp_path)
+    with pytest.raises(ValueError, match="sends clients different arrays 'stream/mod"):
+        ours.training().advance()
+    monkeypatch.setattr(ToEach, "sent_to_each", frozenset({"model"}))
+    training = ours.training()
+    training.advance()
+    assert np.abs(np.asarray(training.server.model)).max() < 10
 
 
 def test_the_probe_is_open_or_refused(tmp_path):

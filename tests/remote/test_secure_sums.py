@@ -325,6 +325,18 @@ def test_clients_that_were_told_different_weights_give_no_sum():
     assert circle.lines == [] and np.abs(sums - circle.plain(weights)).max() > 1
 
 
+def test_clients_that_were_asked_different_things_give_no_sum():
+    """Of a model whose update is known the others' parts could be subtracted."""
+    circle, weights = Circle(), np.full((1, 5), 0.2)
+    for alike in (True, False):
+        for name, client in circle.clients.items():
+            asked = "the model" if alike or name != "a" else "another model"
+            client.hold(0, {"model": circle.vectors[name]}, asked=asked)
+        sums, _ = circle.run(weights, asked="the model")
+        is_right = np.abs(sums - circle.plain(weights)).max() < 1e-6
+        assert is_right == alike and circle.lines == []
+
+
 @pytest.mark.parametrize("scope", ["run", "round"])
 @pytest.mark.parametrize("later", [0, 1])
 def test_sums_of_two_rounds_that_differ_by_one_client(scope, later, tmp_path):
@@ -1115,3 +1127,108 @@ def test_a_client_that_was_lost_from_a_sum_is_not_asked_for_the_next():
     assert set(circle.requests[KEYS]) == set(server.remaining) == set("abcd")
     expected = circle.plain(EVERYBODY, without="e")
     np.testing.assert_allclose(sums, expected, atol=10 * FixedPoint(64.0).step)
+
+
+@pytest.mark.parametrize("scope", ["run", "round"])
+def test_a_sum_without_a_client_that_was_lost_goes_on_without_it(scope):
+    circle = Circle(settings=SecureSums(scope=scope))
+    circle.lost["e"] = losing(VECTORS)
+    circle.run(np.full((1, 5), 0.2))
+    # The others gave their vectors to a sum with e, and opened one without it.
+    later = 1 if scope == "run" else 0
+    circle.begin(later)
+    circle.lost["e"] = STAGES
+    circle.run([[0.25, 0.25, 0.25, 0.25, 0]])
+    assert circle.lines == []
+
+
+@pytest.mark.parametrize("scope", ["run", "round"])
+def test_the_sum_that_was_opened_counts_and_not_the_one_that_was_begun(
+    scope, unchecked, monkeypatch
+):
+    monkeypatch.setattr(SecureSumServer, "_unsafe_combination", lambda *_: "")
+    circle = Circle(settings=SecureSums(scope=scope))
+    circle.lost["e"] = losing(VECTORS)
+    circle.run(np.full((1, 5), 0.2))
+    circle.begin(1 if scope == "run" else 0)
+    circle.lost["e"] = STAGES
+    # Its difference from the first one is d alone.
+    with pytest.raises(TooFewClients):
+        circle.run([[0.2, 0.2, 0.2, 0.35, 0]])
+    assert len(circle.lines) == 4
+    assert all("client d would be 100% of a combi" in it for it in circle.lines)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_clients_keep_the_sums_that_the_server_has(seed):
+    """Whoever is lost at whatever stage of whatever sums."""
+    rng = np.random.default_rng(seed)
+    names = tuple("abcdefghi")
+    settings = SecureSums(threshold=0.51)
+    circle = Circle(names, settings, size=2)
+    has, are_all_done, lost, steady = ReleasedSums(), True, {}, set(names)
+    for round in range(3):
+        circle.begin(round)
+        if round < 2:
+            lost[str(rng.choice(sorted(steady)))] = losing(str(rng.choice(STAGES)))
+        steady -= set(lost)
+        circle.lost = lost
+        circle.requests.pop(UNMASK, None)
+        try:
+            circle.run(rng.uniform(0.5, 1, size=(1, len(names))))
+        except TooFewClients:
+            are_all_done = False
+        lost = dict.fromkeys(lost, STAGES)
+        if UNMASK in circle.requests:
+            weights = next(iter(circle.requests[VECTORS].values())).arrays["weights"]
+            arrived = [name in circle.seen[VECTORS] for name in names]
+            has = has.with_sums(names, np.where(arrived, weights, 0.0))
+    assert len(has.basis) > 0
+    for name in steady:
+        kept = circle.clients[name]._history.released(2)
+        assert len(kept.with_sums(names, has.basis).basis) == len(kept.basis)
+        assert not are_all_done or kept.shows_the_same_as(has)
+
+
+class InventsClients(SecureSumServer):
+    """Names clients in a sum that do not exist, beside those that have keys."""
+
+    def _collect_masked_vectors(self, shares, weights):
+        self._names = (*self._names, *INVENTED)
+        return super()._collect_masked_vectors(shares, weights)
+
+    def _survivors(self, answers):
+        names = (*NAMES, *INVENTED)
+        return np.array([name in answers or name in INVENTED for name in names])
+
+
+INVENTED = ("x", "y", "z")
+
+
+@pytest.mark.parametrize(
+    ("sums", "least", "said"),
+    [
+        ([[0.3, 0.3, 0.3, 0, 0, 0.03, 0.03, 0.04]], 5, "a sum is over 3 clients"),
+        (
+            [[0.125] * 8, [0.1, 0.1, 0.15, 0.1, 0.1, 0.15, 0.15, 0.15]],
+            3,
+            "it would be 100% of a combination of these and earlier sums over the",
+        ),
+    ],
+    ids=["one sum", "two sums"],
+)
+def test_clients_that_are_invented_do_not_hide_the_others(
+    sums, least, said, unchecked, monkeypatch
+):
+    """As beyond 51 clients, where some of a sum are not among those with keys."""
+    monkeypatch.setattr(sum_client, "MAX_NEIGHBOURS", 4)
+    monkeypatch.setattr(sum_server, "normalized", lambda weights, left: weights)
+    circle = Circle()
+    for name in NAMES:
+        circle.clients[name] = SecureSumClient(name, SETTINGS, None, least)
+    for round, weights in enumerate(sums):
+        circle.begin(round)
+        one = InventsClients(circle.ask, NAMES, SIZE, SETTINGS)
+        with suppress(TooFewClients):
+            one.run(np.array([weights]))
+    assert said in " ".join(circle.lines)

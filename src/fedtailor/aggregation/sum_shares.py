@@ -84,6 +84,23 @@ def largest_shares(
     return shares
 
 
+def share_of(
+    weights: Float[np.ndarray, "s c"], client: int, least: float = 0.0
+) -> float:
+    """The largest share of one client in any combination of sums.
+
+    Args:
+        weights: weight of each client in each sum.
+        client: the column of the client.
+        least: a share that is not above it may be given as larger, up to it.
+    """
+    basis = _basis(weights)
+    if len(basis) <= 2:  # computed for all at once
+        return float(largest_shares(weights)[client])
+    bound = float(_upper_bounds(basis)[client])
+    return bound if bound <= least else _share_by_program(basis, client)
+
+
 def _upper_bounds(basis: Float[np.ndarray, "r c"]) -> Float[np.ndarray, " c"]:
     """Numbers above which no client's share is (see `largest_shares`)."""
     products = basis.T @ basis
@@ -168,6 +185,13 @@ class ReleasedSums:
         basis = _basis(rows)
         is_new = len(basis) > len(self.basis) or not self.names
         return ReleasedSums(together, basis) if is_new else self
+
+    def shows_the_same_as(self, other: "ReleasedSums") -> bool:
+        """Whether other sums have the same combinations."""
+        if (self.names, len(self.basis)) != (other.names, len(other.basis)):
+            return False
+        apart = self.basis - self.basis @ other.basis.T @ other.basis
+        return bool(np.abs(apart).max(initial=0.0) <= TOLERANCE)
 
     def largest_share(self, least: float = 0.0) -> tuple[float, str]:
         """The largest share of a client in any combination, and the client's name.
@@ -310,8 +334,9 @@ class SumHistory:
             json.dumps(vector),
             frozenset(members),
         )
+        # Not by the ranks: a sum of those that are left has that of the sum of all.
         before = kept.sums.get(key)
-        is_old = before is not None and len(before.basis) == len(sums.basis)
+        is_old = before is not None and before.shows_the_same_as(sums)
         if is_old and remaining == kept.members:
             return  # nothing is new
         all_sums = kept.sums if is_old else kept.sums | {key: sums}

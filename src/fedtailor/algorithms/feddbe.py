@@ -149,6 +149,10 @@ class FedDBE(FedAvg):
         weighted = along_axis(share, 0, means.ndim) * means
         return server.replace(mean=weighted.sum(axis=0).astype(means.dtype))
 
+    @property
+    def sent_to_each(self) -> frozenset[str]:
+        return frozenset({"features"})
+
     def broadcast(self, server: Any, cohort: Cohort) -> Downlink:
         # Every client receives zbar once: in its first round, or when it predicts
         # without having taken part.

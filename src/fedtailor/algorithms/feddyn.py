@@ -116,6 +116,10 @@ class FedDyn(Algorithm):
     def init_client(self, theta: Float[Array, " d"]) -> ClientState:
         return {"gradient": jnp.zeros_like(theta)}
 
+    @property
+    def sent_to_each(self) -> frozenset[str]:
+        return frozenset({"alpha"} if self.weights != "uniform" else ())
+
     def broadcast(self, server: FedDynState, cohort: Cohort) -> Downlink:
         streams = {"model": Streams.everyone(server.model, len(cohort))}
         if self.weights == "uniform" or not cohort.seen:

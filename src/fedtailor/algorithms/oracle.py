@@ -76,6 +76,10 @@ class Oracle(FedAvg):
         theta = init(0)[None].repeat(len(groups), axis=0)
         return OracleState(theta, self.optimizer.init(theta), groups)
 
+    @property
+    def sent_to_each(self) -> frozenset[str]:
+        return frozenset({"model"})
+
     def broadcast(self, server: Any, cohort: Cohort) -> Downlink:
         stream = _stream_of_group(server, cohort)
         return Downlink({"model": Streams.by_index(server.model, stream)})

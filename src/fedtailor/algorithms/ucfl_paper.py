@@ -143,6 +143,10 @@ class PaperUCFL(Algorithm):
         return "sums" if isinstance(self.streams, int) else "models"
 
     @property
+    def sent_to_each(self) -> frozenset[str]:
+        return frozenset({"model"})
+
+    @property
     def sums_per_round(self) -> int:
         return self.streams if isinstance(self.streams, int) else 1
 

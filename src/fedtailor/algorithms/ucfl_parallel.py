@@ -52,6 +52,10 @@ class UCFLParallel(UCFL):
     )
 
     @property
+    def sent_to_each(self) -> frozenset[str]:
+        return frozenset()
+
+    @property
     def vectors_per_round(self) -> int:
         return self.streams if isinstance(self.streams, int) else 1
 

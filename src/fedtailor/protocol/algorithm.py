@@ -148,6 +148,14 @@ class Algorithm:
         return 1
 
     @property
+    def sent_to_each(self) -> frozenset[str]:
+        """The kinds of streams, and the names of numbers, of which `broadcast` sends each
+        client its own, such as the model of its cluster. Whatever else is sent, secure
+        sums are of clients that were sent the same.
+        """
+        return frozenset()
+
+    @property
     def sends_class_counts(self) -> bool:
         """Whether a client's messages say how many of its rows each class has. Whole
         numbers of single clients can follow from a sum with unequal weights.

@@ -25,6 +25,7 @@ from fedtailor.remote.wire.boosting import (
 )
 from fedtailor.remote.wire.messages import Request
 from fedtailor.remote.wire.refusals import Refusal, refuse_unless, refusing
+from fedtailor.remote.wire.wire import common_digest
 from fedtailor.statistics.boosting import (
     BoostedModel,
     BoostingRequest,
@@ -73,6 +74,7 @@ class BoostingClient:
         most_steps: the most steps of a run.
         own: the client's own model, once it is made.
         clients: over how many clients the sum of the last step is.
+        asked: digest of all steps of the run so far.
     """
 
     def __init__(self, plan: Plan, federation: Federation) -> None:
@@ -91,6 +93,7 @@ class BoostingClient:
 
     def _begin(self) -> None:
         """Begin a run."""
+        self.asked = ""
         self._rows: BoostingRows = boosting_rows(self._federation, 0)
         self._done: set[str] = set()
         self._thresholds: list[NDArray[np.float64]] = []
@@ -140,6 +143,7 @@ class BoostingClient:
         )
         assert isinstance(clients, int)
         self.clients = clients
+        self.asked = common_digest(request.algorithm[BOOST], request.arrays, self.asked)
         answers = []
         # From here on the rows move: a step that fails is not taken for a second time.
         self._step, self._digest, self._vector = request.round, digest, None

@@ -67,7 +67,7 @@ from fedtailor.remote.wire.request_kind import (
 )
 from fedtailor.remote.wire.secure_sums import KEYS, STAGES, SUM
 from fedtailor.remote.wire.vector_cache import INITIAL
-from fedtailor.remote.wire.wire import WORK, named, read_downlink
+from fedtailor.remote.wire.wire import WORK, asked_of_all, named, read_downlink
 from fedtailor.statistics.conformal import Calibration
 
 PERSONAL = "personal"
@@ -202,7 +202,8 @@ class RoundHandler:
             update = {kind: rows.host()[0] for kind, rows in answers.update.items()}
             if self._sum_client is not None and task == "client":
                 hidden = {kind: update.pop(kind) for kind in hidden_kinds(update)}
-                self._hold(request, hidden)
+                asked = asked_of_all(request, algorithm.sent_to_each)
+                self._hold(request, hidden, asked=asked)
             self._check_sent(update, task == "probe")
             arrays |= {f"update/{kind}": array for kind, array in update.items()}
         return arrays
@@ -213,6 +214,8 @@ class RoundHandler:
         update: Mapping[str, np.ndarray],
         scope: str = "",
         equally: int | None = None,
+        *,
+        asked: str,
     ) -> None:
         """Hold vectors for sums, which are of the same rows in all runs of a job.
 
@@ -231,7 +234,12 @@ class RoundHandler:
             " with those rows, or take part in a new job, with another seed",
         )
         self._sum_client.hold(
-            request.round, update, request.run, scope=scope, equally=equally
+            request.round,
+            update,
+            request.run,
+            scope=scope,
+            equally=equally,
+            asked=asked,
         )
 
     def _boost(self, request: Request) -> None:
@@ -254,7 +262,13 @@ class RoundHandler:
             # The steps of boosting ask for the same rows again and again, so that the
             # sums of all of them may be combined, whatever the job says of rounds.
             clients = self._boosting.clients
-            self._hold(request, {BOOST: vector}, scope=BOOST, equally=clients)
+            self._hold(
+                request,
+                {BOOST: vector},
+                scope=BOOST,
+                equally=clients,
+                asked=self._boosting.asked,
+            )
         elif self._boosting.own is not None:
             self._write_personal(self._boosting.own)
 

@@ -42,6 +42,7 @@ from fedtailor.remote.wire.messages import Request
 from fedtailor.remote.wire.run_log import COORDINATOR_LOG
 from fedtailor.remote.wire.secure_sums import KEYS, SUM
 from fedtailor.remote.wire.transport import TooFewClients, Transport, send_and_receive
+from fedtailor.remote.wire.wire import common_digest
 from fedtailor.statistics.boosting import (
     BoostedModel,
     BoostingProgress,
@@ -237,6 +238,7 @@ class _Machines:
         self._sums = plan.sums
         self._fixed_point = FixedPoint(plan.sums.range)
         self._history = SumHistory("run")  # as clients keep sums of boosting
+        self._asked = ""  # digest of all steps of the run so far
         self._waiting: list[BoostingRequest] = []
         self._root: NDArray[np.float64] | None = None
         self._step, self._exchange, self._width = 0, 0, 1
@@ -265,7 +267,9 @@ class _Machines:
         shapes = [
             expected_size(it, self._inputs, self._classes, self._width) for it in asked
         ]
-        found = self._until_all_answer(partial(self._sum, plain, arrays, shapes))
+        step = {**plain, CLIENTS: len(self._names)}
+        self._asked = common_digest(step, arrays, self._asked)
+        found = self._until_all_answer(partial(self._sum, step, arrays, shapes))
         self._step += 1
         if len(found) > 1:
             self._root = found[1]
@@ -301,7 +305,7 @@ class _Machines:
 
     def _sum(
         self,
-        plain: dict[str, Any],
+        step: dict[str, Any],
         arrays: Mapping[str, np.ndarray],
         shapes: Sequence[tuple[int, ...]],
     ) -> list[NDArray[np.float64]]:
@@ -309,13 +313,14 @@ class _Machines:
         count = len(self._names)
         sizes = [int(np.prod(shape)) for shape in shapes]
         server = SecureSumServer(
-            partial(self._run_stage, {**plain, CLIENTS: count}, arrays),
+            partial(self._run_stage, step, arrays),
             self._names,
             sum(sizes) * LIMBS,
             self._sums,
             minimum=count,
             earlier=self._history.released(self._step),
             members=self._history.members(self._step),
+            asked=self._asked,
         )
         sums, _ = server.run(np.full((1, count), 1 / count))
         self._history.record(

@@ -5,7 +5,7 @@ states is valid, by the round that produced it, and names that round in every re
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtailor._base.choice import require
 from fedtailor._base.documentation import see
 from fedtailor.aggregation.secure_sums import hidden_kinds
 from fedtailor.aggregation.sum_shares import SumHistory
@@ -53,6 +54,8 @@ from fedtailor.remote.wire.wire import (
     WORK,
     WORK_SPEC,
     answer_shapes,
+    asked_of_all,
+    common_arrays,
     downlink_arrays,
     downlink_digests,
     named_updates,
@@ -180,6 +183,7 @@ class RemoteExecutor:
             plan.sums.check(plan.algorithm, plan.uplink)
             plan.sums.check_client_count(plan.algorithm, len(seen), len(seen))
             self._sum_history = SumHistory(plan.sums.scope)
+        self._asked = ""  # digest of what all clients were asked last
         # The round whose state is valid, for each seen client (-1: none): now, in the
         # snapshot that is being written, and in the last snapshot on disk.
         no_round = np.full(len(seen), -1, np.int64)
@@ -262,6 +266,7 @@ class RemoteExecutor:
                 partial(self._run_stage, cohort=cohort),
                 minimum=sums.minimum(self.rules.minimum, int(requested.sum())),
                 history=self._sum_history,
+                asked=self._asked,
             )
             for kind, shape in hidden.items():
                 update[kind] = updates.rows(kind, shape)
@@ -441,12 +446,36 @@ class RemoteExecutor:
             vectors in the clients' caches.
         """
         requests = self._requests(exchange, requested, number)
+        if self.plan.sums is not None and exchange.task == "client":
+            asked = [request for request in requests.values() if request.reply]
+            self._asked = self._digest_for_all(exchange.algorithm, asked)
         digests = self._digests(exchange, requests)
         cached = {}
         if self._caches is not None:
             for name, request in requests.items():
                 cached[name] = self._caches.drop_cached(request, digests[name])
         return requests, digests, cached
+
+    def _digest_for_all(self, method: Algorithm, requests: Sequence[Request]) -> str:
+        """The digest of what all clients of a round are asked.
+
+        Raises:
+            ValueError: the method sends them different things.
+        """
+        of_all = [common_arrays(it.arrays, method.sent_to_each) for it in requests]
+        if not of_all:
+            return ""
+        for other in of_all[1:]:
+            for name in sorted({*of_all[0], *other}):
+                require(
+                    name in other
+                    and name in of_all[0]
+                    and np.array_equal(other[name], of_all[0][name]),
+                    f"{method.about.name} sends clients different arrays {name!r}, and"
+                    " secure sums are of clients that are sent the same; a method says"
+                    " in `sent_to_each` what each client has its own of",
+                )
+        return asked_of_all(requests[0], method.sent_to_each)
 
     def _record_received(
         self, task: str, digests: Mapping[str, Mapping[str, list[bytes]]]

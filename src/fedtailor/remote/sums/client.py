@@ -25,7 +25,7 @@ from fedtailor.aggregation.secure_sums import (
     clients_of_sums,
     unsafe_combination,
 )
-from fedtailor.aggregation.sum_shares import ReleasedSums, SumHistory, largest_shares
+from fedtailor.aggregation.sum_shares import ReleasedSums, SumHistory, share_of
 from fedtailor.remote.sums.masks import (
     CIPHERTEXT_BYTES,
     KEY_BYTES,
@@ -128,6 +128,7 @@ class SecureSumClient:
         self._vectors: dict[tuple[str, int | None], np.ndarray] = {}
         self._held = (-1, "")  # round and run of the vectors
         self._equally: int | None = None
+        self._asked = ""
         self._round, self._run = -1, ""  # under which their sums are kept
         self._session: _Session | None = None
 
@@ -139,6 +140,7 @@ class SecureSumClient:
         *,
         scope: str = "",
         equally: int | None = None,
+        asked: str = "",
     ) -> None:
         """Hold an update until the server asks for sums of it.
 
@@ -153,8 +155,11 @@ class SecureSumClient:
             equally: the sum is over so many clients, and all have the same weight; None
                 = the coordinator says the weights. Of whole numbers a sum with weights
                 such as 81, 9 and 1 shows each one, as its digits.
+            asked: digest of what all clients of the sum were asked. The masks of clients
+                that were asked different things do not cancel: of some the answer could
+                be known, and a sum with theirs would show that of the others.
         """
-        self._equally = equally
+        self._equally, self._asked = equally, asked
         self._held, self._session = (round, run), None
         self._round, self._run = (0, scope) if scope else (round, run)
         self._vectors = {
@@ -416,7 +421,7 @@ class SecureSumClient:
         own = weights[:, columns.index(self._client)]
         masked = np.stack([fixed_point.encode(weight * vector) for weight in own])
         masked += expand_mask(session.self_mask_seed, masked.shape)
-        named = mask_session(session.name, session.columns, weights)
+        named = mask_session(session.name, session.columns, weights, self._asked)
         for index, other in enumerate(session.neighbours):
             if not surviving[index] or other == self._client:
                 continue
@@ -478,18 +483,22 @@ class SecureSumClient:
         )
         weights = session.weights.copy()
         weights[:, [name in absent for name in session.columns]] = 0
-        counts = [count for count in clients_of_sums(weights) if count]
+        # Its neighbours hide this client's vector, as their keys are theirs. Whether the
+        # others in the list exist, the server alone says.
+        hiding = [name in session.neighbours for name in session.columns]
+        has_part = weights[:, session.columns.index(self._client)] != 0
+        counts = [
+            *clients_of_sums(weights[np.ix_(has_part, hiding)]),
+            *(count for count in clients_of_sums(weights[~has_part]) if count),
+        ]
         refuse_unless(
             all(count >= self._least for count in counts),
             Refusal.UNSAFE_SUM,
             f"a sum is over {min(counts, default=0)} clients, and it adds with"
             f" {self._least} or more",
         )
-        # Its neighbours hide this client's vector, as their keys are theirs. Whether the
-        # others in the list exist, the server alone says.
-        hiding = [name in session.neighbours for name in session.columns]
         own = sum(hiding[: session.columns.index(self._client)])
-        share = largest_shares(weights[:, hiding], MAX_SHARE)[own]
+        share = share_of(weights[:, hiding], own, MAX_SHARE)
         refuse_unless(
             share <= MAX_SHARE,
             Refusal.UNSAFE_SUM,
@@ -499,6 +508,17 @@ class SecureSumClient:
         together = session.earlier.with_sums(session.columns, weights)
         line = unsafe_combination(together, past=bool(session.earlier.names))
         refuse_unless(not line, Refusal.UNSAFE_SUM, line)
+        if not all(hiding):
+            known = [name in session.neighbours for name in together.names]
+            own = sum(known[: together.names.index(self._client)])
+            share = share_of(together.basis[:, known], own, MAX_SHARE)
+            refuse_unless(
+                share <= MAX_SHARE,
+                Refusal.UNSAFE_SUM,
+                f"it would be {share:.0%} of a combination of these and earlier sums"
+                " over the clients whose keys it has, which would not hide its vector"
+                f" (at most {MAX_SHARE:.0%})",
+            )
         # A client that is not asked to unmask a sum does not learn whether it was
         # computed. So the sum counts from when the vector is sent.
         self._history.record(
@@ -545,13 +565,15 @@ class SecureSumClient:
         return {"shares": revealed}
 
 
-def mask_session(session: str, columns: Sequence[str], weights: np.ndarray) -> str:
+def mask_session(
+    session: str, columns: Sequence[str], weights: np.ndarray, asked: str
+) -> str:
     """The name by which the masks of a sum are derived.
 
-    It holds the weights of all clients. The masks of two clients that were told
-    different ones do not cancel.
+    It holds the weights of all clients, and what they were asked. The masks of two
+    clients that were told different ones do not cancel.
     """
-    text = json.dumps([session, list(columns), weights.shape])
+    text = json.dumps([session, list(columns), weights.shape, asked])
     content = text.encode() + np.ascontiguousarray(weights, "<f8").tobytes()
     return f"{session} {hashlib.sha256(content).hexdigest()}"
 

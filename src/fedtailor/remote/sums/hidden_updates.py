@@ -32,6 +32,7 @@ class HiddenUpdates:
         *,
         minimum: int,
         history: SumHistory,
+        asked: str,
     ) -> None:
         """Describe the updates of a cohort; no client is asked yet.
 
@@ -43,9 +44,10 @@ class HiddenUpdates:
                 second argument identifies the vectors to be added.
             minimum: see `SecureSumServer`.
             history: the sums that the server has had.
+            asked: digest of what all clients were asked.
         """
         self._settings, self._run_stage = settings, run_stage
-        self._history, self._round = history, cohort.round
+        self._history, self._round, self._asked = history, cohort.round, asked
         self._minimum = minimum
         self._clients, self._reporting = len(cohort), np.flatnonzero(reporting)
         self._names = [cohort.clients.names[row] for row in cohort.rows[reporting]]
@@ -85,6 +87,7 @@ class HiddenUpdates:
                 minimum=self._minimum,
                 earlier=self._history.released(self._round),
                 members=self._history.members(self._round),
+                asked=self._asked,
             )
             sums = server.run(weights[:, self._reporting])
             self._history.record(self._round, vector, server.released, server.remaining)

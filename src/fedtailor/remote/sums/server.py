@@ -146,6 +146,7 @@ class SecureSumServer:
         earlier: the sums with which those of this run may be combined.
         members: the clients of these; others would be refused by them, and are lost from
             the beginning. None = everybody may take part.
+        asked: digest of what all clients were asked (`SecureSumClient.hold`).
 
     Attributes:
         released: `earlier` and the sums of this run, when it is done.
@@ -163,9 +164,10 @@ class SecureSumServer:
         neighbours: int = MAX_NEIGHBOURS,
         earlier: ReleasedSums | None = None,
         members: Collection[str] | None = None,
+        asked: str = "",
     ) -> None:
         self._run_stage, self._names = run_stage, tuple(names)
-        self._size, self._settings = size, settings
+        self._size, self._settings, self._digest = size, settings, asked
         self._minimum = max(minimum, MIN_CLIENTS)
         self._max_neighbours = neighbours
         self.released = ReleasedSums() if earlier is None else earlier
@@ -299,7 +301,9 @@ class SecureSumServer:
             weights: weight of each client in each sum.
         """
         # All clients are told the same weights, or their masks do not cancel.
-        self._mask_session = mask_session(self._session, self._names, weights)
+        self._mask_session = mask_session(
+            self._session, self._names, weights, self._digest
+        )
         arrays, specs = {}, {}
         for name in shares:
             neighbours = self._neighbours[name]

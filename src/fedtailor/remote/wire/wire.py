@@ -17,8 +17,10 @@ scores/...     sums of losses and of correct predictions over its validation and
 work           [2] how many gradients and forward passes of single examples it computed
 """
 
+import hashlib
+import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Any
 
@@ -44,7 +46,7 @@ from fedtailor.protocol import (
     Exchange,
     Streams,
 )
-from fedtailor.remote.wire.messages import ArraySpec
+from fedtailor.remote.wire.messages import ArraySpec, Request
 from fedtailor.remote.wire.refusals import Refusal, refuse_unless
 from fedtailor.remote.wire.request_size import check_size
 from fedtailor.remote.wire.vector_cache import INITIAL, STREAM, vector_digest
@@ -103,6 +105,51 @@ def downlink_digests(downlink: Downlink, clients: int) -> list[dict[str, list[by
             rows = _received(sent.recipients[client])
             of_client[STREAM + kind] = [digests[row] for row in rows]
     return requests
+
+
+def common_arrays(
+    arrays: Mapping[str, np.ndarray], to_each: Collection[str]
+) -> dict[str, np.ndarray]:
+    """The arrays of a request that are those of all clients of a round.
+
+    Args:
+        arrays: the arrays of a request.
+        to_each: see `Algorithm.sent_to_each`.
+    """
+    return {
+        name: array
+        for name, array in sorted(arrays.items())
+        if name != INITIAL and name.partition("/")[2] not in to_each
+    }
+
+
+def asked_of_all(request: Request, to_each: Collection[str]) -> str:
+    """The digest of what all clients of a round are asked.
+
+    Args:
+        request: the request to one of them, with all vectors.
+        to_each: see `Algorithm.sent_to_each`.
+    """
+    said = {name: getattr(request, name) for name in ("round", "run", "algorithm")}
+    return common_digest(said, common_arrays(request.arrays, to_each))
+
+
+def common_digest(
+    settings: Mapping[str, Any], arrays: Mapping[str, np.ndarray], before: str = ""
+) -> str:
+    """SHA-256 of what all clients of a sum are asked.
+
+    Args:
+        settings: what the request says of the method.
+        arrays: arrays that all clients are sent.
+        before: the digest of what they were asked before, if the answer depends on it.
+    """
+    said = json.dumps([before, settings, len(arrays)], sort_keys=True)
+    digest = hashlib.sha256(said.encode())
+    for name, array in sorted(arrays.items()):
+        of_array = json.dumps([name, array.dtype.str, array.shape])
+        digest.update(f"\0{of_array}\0".encode() + array.tobytes())
+    return digest.hexdigest()
 
 
 def _received(recipients: Int[NDArray, " k"]) -> Int[NDArray, " n"]:

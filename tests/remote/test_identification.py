@@ -14,6 +14,7 @@ import pytest
 
 from fedtailor.data.tables.description import products_of
 from fedtailor.data.tables.encoding import MIN_ROWS
+from fedtailor.data.tables.hiding import shown
 from fedtailor.data.tables.sums import ColumnSums
 from fedtailor.remote.client.account import ClientAccount
 from fedtailor.remote.client.describing import Describer
@@ -264,6 +265,19 @@ def test_no_row_of_a_few_whole_numbers_of_a_small_range_follows_from_the_sums(st
                 assert not (unique and is_told)
                 was_unique += unique
     assert was_unique
+
+
+@pytest.mark.parametrize("beside", [[0.0] * 50, [0.0] * 5 + [9.5] * 40, [None] * 30])
+@pytest.mark.parametrize(
+    "rare", [[30, 31, 33, 34, 35], [100, 101, 102, 103, 104], [0.5, 3, 7, 11, 12, 15]]
+)
+def test_few_rare_numbers_are_not_told_whatever_their_steps_are(beside, rare):
+    """Before, they were beside a frequent number far away, or if no two were one unit
+    apart: then their sum and squares often have one solution.
+    """
+    told = shown(pl.Series([*map(float, rare), *beside]), "number")
+    assert not set(rare) & set(told.drop_nulls().to_list())
+    assert told.drop_nulls().is_in([0.0, 9.5]).all()
 
 
 def test_no_cell_is_nearly_told_by_being_far_from_all_others():

@@ -37,10 +37,9 @@ as one of these rows alone; 1 would be exactly so.
 _FAR = 10
 """Rows are far from all others from this number of the others' standard deviations."""
 
-_COARSE, _COARSE_STEPS = 8, 32
-"""Of numbers in up to so many steps of one size, so many that few rows share hide each
-other. Of five, how many rows some have follows from count, mean and squares now and then (in
-11 of 180 draws with up to 25 steps; of six in none of 180, of more in none of 330).
+_RARE_NUMBERS = 8
+"""So many numbers that few rows share hide each other. Five whole numbers follow from count,
+mean and squares now and then, even beside many frequent ones.
 """
 
 _MASKS = 3
@@ -63,9 +62,8 @@ def shown(values: pl.Series, kind: Kind, least: int = MIN_ROWS) -> pl.Series:
       yes or no; of numbers and dates those nearest to the mean, each once. (The mean
       itself would be a number with the count of the other cells in its digits.)
     * Numbers that fewer than `least` rows share become the nearest one that as many do, if
-      there are few such numbers (whole ones of a small range: fewer than eight): how many
-      rows have each of them would follow from mean and squares. If there are no others,
-      the column is empty. Rows of a rare category become `RARE`, and if these are few, the
+      there are fewer than eight such numbers: they, and how many rows have each of them,
+      would follow from mean and squares. If there are no others, the column is empty. Rows of a rare category become `RARE`, and if these are few, the
       most frequent category.
     * If a few rows are so far from all others that mean and squares are nearly theirs,
       they become the nearest number of another row.
@@ -143,8 +141,7 @@ def _without_rare(values: pl.Series, least: int) -> pl.Series:
     """Numbers without a few that few rows share."""
     numbers, rows = counts_of(values)
     is_shared = rows >= least
-    most = max(least, _COARSE) if _is_coarse(numbers) else least
-    if not 0 < np.count_nonzero(~is_shared) < most:
+    if not 0 < np.count_nonzero(~is_shared) < max(least, _RARE_NUMBERS):
         return values
     if not is_shared.any():
         return values.clear(len(values))
@@ -153,17 +150,6 @@ def _without_rare(values: pl.Series, least: int) -> pl.Series:
     few = values.is_in(others.implode()).arg_true()
     nearest = np.abs(values[few].to_numpy()[:, None] - shared).argmin(axis=1)
     return values.clone().scatter(few, pl.Series(shared[nearest], dtype=values.dtype))
-
-
-def _is_coarse(numbers: NDArray[Any]) -> bool:
-    """Whether numbers are few steps of one size, such as whole numbers of a small range."""
-    ordered = np.sort(numbers.astype(np.float64))
-    gaps = np.diff(ordered)
-    if not len(gaps) or not np.isfinite(gaps).all():
-        return False
-    steps = gaps / gaps.min()
-    is_whole = np.abs(steps - np.rint(steps)).max() < 1e-6
-    return bool(is_whole) and steps.sum() <= _COARSE_STEPS
 
 
 def _without_far(values: pl.Series, least: int) -> pl.Series:

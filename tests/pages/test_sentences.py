@@ -59,11 +59,11 @@ TESTED = {
         ),
         "stops no client and deletes no state": (
             "test_a_hostile_request_is_refused_and_nothing_is_lost",
-            "test_all_parts_of_a_message_are_bounded_together",
+            "test_what_was_not_asked_for_or_is_too_large_is_not_read",
             "test_states_are_deleted_only_by_a_number_that_is_stored",
         ),
         "No answer leads a client to another address": (
-            "test_no_answer_of_a_coordinator_ends_a_client_or_leads_it_elsewhere",
+            "test_a_client_trusts_its_federations_server_only",
         ),
         "Rounds, runs and epsilon end where the policy says": (
             "test_rounds_beyond_the_policys_are_refused",
@@ -108,23 +108,23 @@ TESTED = {
             "test_an_answer_of_somebody_who_was_not_asked_is_refused",
         ),
         "bounded by what was asked of it": (
-            "test_what_a_client_leaves_is_bounded_by_what_was_asked_of_it",
-            "test_what_is_no_answer_of_flower_ends_no_coordinator",
+            "test_what_was_not_asked_for_or_is_too_large_is_not_read",
+            "test_a_body_that_ends_too_early_is_no_answer",
         ),
-        "Only the clients' interface is served": (
-            "test_other_machines_reach_the_clients_interface_only",
-            "test_a_key_that_is_not_registered_is_refused",
-            "test_a_request_without_a_key_is_refused",
+        "Without the key of a registered certificate": (
+            "test_a_stranger_is_not_spoken_to",
+            "test_certificates_are_revoked_and_renewed_while_the_port_is_open",
         ),
-        "Connections, request headers and bodies are bounded": (
-            "test_connections_of_one_peer_are_limited_and_silent_ones_are_closed",
-            "test_an_endless_head_is_cut_off",
-            "test_a_large_body_without_a_key_is_not_read",
-            "test_all_bodies_together_are_bounded",
+        "Connections, heads and bodies are bounded": (
+            "test_silent_strangers_make_place_for_clients",
+            "test_a_client_has_few_connections",
+            "test_who_says_nothing_or_too_slowly_is_cut_off",
+            "test_what_is_no_request_of_a_client_is_refused",
+            "test_what_was_not_asked_for_or_is_too_large_is_not_read",
         ),
-        "Traffic is encrypted (TLS)": (
-            "test_plain_http_is_refused",
-            "test_a_server_of_another_authority_is_not_trusted",
+        "Traffic is encrypted (TLS 1.3)": (
+            "test_a_stranger_is_not_spoken_to",
+            "test_a_client_trusts_its_federations_server_only",
         ),
         "cannot change a terminal or a log": (
             "test_every_character_is_shown_or_escaped",

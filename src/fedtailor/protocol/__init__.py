@@ -80,7 +80,6 @@ from fedtailor.protocol.sgd import SGD
 from fedtailor.protocol.state import ClientState, ServerState, server_state, state_name
 from fedtailor.protocol.summed_rows import (
     ExpectedSums,
-    MoreThanSums,
     SummedRows,
     UnknownRows,
     WeightedSum,
@@ -124,7 +123,6 @@ __all__ = [
     "Mixture",
     "ModelPart",
     "ModelParts",
-    "MoreThanSums",
     "NearestNeighbors",
     "Noise",
     "Params",

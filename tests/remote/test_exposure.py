@@ -64,13 +64,15 @@ def test_noise_of_one_phase_does_not_cover_the_others(tmp_path):
 def test_what_is_sent_counts_not_what_a_method_says_that_it_sends():
     """A method of a plug-in, or a probe, may be larger than a model."""
     models, probe = {"model": np.zeros(24)}, {"gram": np.zeros((20, 100))}
-    OPEN.check_sent(models, is_probe=False, most=1)  # `check` has looked at these
+    OPEN.check_sent(models, probes=0, most=1)  # `check` has looked at these
     with pytest.raises(Refused, match="400,000 numbers"):
-        OPEN.check_sent(probe, is_probe=False, most=100)
-    OPEN.check_sent(probe, is_probe=True, most=100)  # 12,000, as a run has six
+        OPEN.check_sent(probe, probes=0, most=100)
+    OPEN.check_sent(probe, probes=1, most=100)  # 12,000, as a run has six
+    with pytest.raises(Refused, match="14,000 numbers"):
+        OPEN.check_sent(probe, probes=7, most=100)  # a coordinator may ask every round
     for hidden in ({}, {"is_summed": True}, {"has_noise": True}):
         with pytest.raises(Refused, match="12,000 numbers"):
-            replace(OPEN, **hidden).check_sent(probe, is_probe=True, most=99)
+            replace(OPEN, **hidden).check_sent(probe, probes=1, most=99)
 
 
 def test_a_client_counts_an_update_before_it_leaves(tmp_path):

@@ -14,7 +14,7 @@ import pytest
 
 from fedtailor.data.tables.description import products_of
 from fedtailor.data.tables.encoding import MIN_ROWS
-from fedtailor.data.tables.hiding import shown
+from fedtailor.data.tables.hiding import multipliable, shown
 from fedtailor.data.tables.sums import ColumnSums
 from fedtailor.remote.client.account import ClientAccount
 from fedtailor.remote.client.describing import Describer
@@ -299,6 +299,81 @@ def product_of(one, other, kinds):
         columns | {"y": columns["one"]}, kinds | {"y": "number"}, sums, list(columns)
     )
     return told.matrix()[0, 1]
+
+
+def kept_of(columns, kind="boolean"):
+    """The columns whose products are sent."""
+    told = [shown(pl.Series(it), kind) for it in columns]
+    return multipliable(told, [kind] * len(told))
+
+
+def nested(cells):
+    """Columns of yes and no: (answers, rows) of each combination."""
+    rows = [answers for answers, count in cells for _ in range(count)]
+    return np.array(rows, float).T
+
+
+def test_no_count_follows_from_the_products_of_three_columns():
+    """Before, of yes and no of which one is within another, two products with a third had
+    a difference of the rows that have it, and the one, and not the other.
+    """
+    rng = np.random.default_rng(0)
+    was_small = were_kept = 0
+    for _ in range(40):
+        rows = int(rng.integers(60, 200))
+        a, b = rng.random((2, rows)) < rng.uniform(0.2, 0.6, (2, 1))
+        c = b & (rng.random(rows) < rng.uniform(0.3, 0.95))
+        few = [(it & b & ~c).sum() for it in (a, ~a)]
+        is_small = any(0 < it < MIN_ROWS for it in few)
+        is_kept = all(kept_of(np.array([a, b, c], float)))
+        assert not (is_small and is_kept)
+        was_small, were_kept = was_small + is_small, were_kept + is_kept
+    assert was_small and were_kept
+
+
+@pytest.mark.parametrize("few", [0, 1, 4, 9])
+@pytest.mark.parametrize("is_disjoint", [False, True])
+def test_no_count_follows_from_what_two_columns_leave(few, is_disjoint):
+    """What one leaves of another, or two that do not meet leave of all rows, of two pairs."""
+    one = [(1, 0), (0, 1), (0, 0)] if is_disjoint else [(1, 1), (0, 0), (1, 0)]
+    counts = np.full((3, 3), 20)
+    counts[2, 2] = few
+    cells = [((*one[i], *one[j]), counts[i, j]) for i in range(3) for j in range(3)]
+    assert all(kept_of(nested(cells))) == (few not in (1, 4))
+
+
+def test_no_cell_follows_from_a_difference_of_numbers_that_is_0_or_1():
+    """Sum and squares of two ages say that it is. Times hours that are 0 but for a few
+    rows it is the cell of the row that has both; times yes and no, a count of one.
+    """
+    rng = np.random.default_rng(3)
+    before = rng.integers(20, 95, 120).astype(float)
+    for shared, is_kept in ((1, False), (12, True)):
+        after, rare = before.copy(), np.zeros(120)
+        after[40 - shared : 60] += 1
+        for cells, kind in ((rng.normal(5, 1, 40), "number"), (1.0, "boolean")):
+            rare[:40] = cells
+            told = [pl.Series(it) for it in (rare, before, after)]
+            kept = multipliable(told, [kind, "number", "number"])
+            assert all(kept) == is_kept
+
+
+def test_common_columns_of_a_usual_table_are_multiplied():
+    rng = np.random.default_rng(0)
+    columns = [
+        rng.integers(20, 95, 200),
+        rng.normal(27, 5, 200).round(1),
+        rng.lognormal(7, 0.6, 200).round(2),
+        rng.poisson(4, 200),
+        rng.random(200) < 0.5,
+        rng.random(200) < 0.3,
+    ]
+    kinds = ["number"] * 4 + ["boolean"] * 2
+    told = [
+        shown(pl.Series(np.asarray(it, float)), kind)
+        for it, kind in zip(columns, kinds, strict=True)
+    ]
+    assert all(multipliable(told, kinds))
 
 
 @pytest.mark.parametrize("kind", ["boolean", "number"])

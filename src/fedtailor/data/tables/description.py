@@ -274,8 +274,10 @@ def products_of(
     told = {name: shown(columns[name], kinds[name], least) for name in kinds}
     # Categories count as well: their products may be sent for preprocessing, which does
     # not have the target, the last column.
-    kept = multipliable(list(told.values()), list(kinds.values()), 1)
-    is_kept = dict(zip(told, kept, strict=True))
+    is_kept = dict.fromkeys(told, True)
+    if least > 1:
+        kept = multipliable(list(told.values()), list(kinds.values()), 1)
+        is_kept = dict(zip(told, kept, strict=True))
     deviations, units, means = [], [], []
     for name in correlated:
         cells = told[name]

@@ -11,6 +11,7 @@ products lead to no group of few rows.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,11 @@ _ISOLATED = 0.9
 as one of these rows alone; 1 would be exactly so.
 """
 
+_EXACT = 0.99
+"""The same where a group is the weight: the sum over its rows says nothing of what is nearly
+so, as no square of the combination is sent with this weight.
+"""
+
 _FAR = 10
 """Rows are far from all others from this number of the others' standard deviations."""
 
@@ -50,6 +56,16 @@ number are looked at.
 _MOST_GROUPS = 200
 """A column of more categories is not multiplied, as this would take too long to check."""
 
+_MOST_WORK = 1e12
+"""Of rows, squared inputs and masks; of more, the columns of most groups are not multiplied.
+That is about a minute.
+"""
+
+_MOST_NEAR = 12
+"""Where more rows than that come into question beside one, their sets are not looked at one
+by one: a combination counts as theirs.
+"""
+
 _DEPENDENT = 1e-13
 """Directions of a smaller share of the largest variance are rounding."""
 
@@ -63,8 +79,9 @@ def shown(values: pl.Series, kind: Kind, least: int = MIN_ROWS) -> pl.Series:
       itself would be a number with the count of the other cells in its digits.)
     * Numbers that fewer than `least` rows share become the nearest one that as many do, if
       there are fewer than eight such numbers: they, and how many rows have each of them,
-      would follow from mean and squares. If there are no others, the column is empty. Rows of a rare category become `RARE`, and if these are few, the
-      most frequent category.
+      would follow from mean and squares. If there are no others, the column is empty.
+    * Rows of a rare category become `RARE`, and if these are few, the most frequent
+      category.
     * If a few rows are so far from all others that mean and squares are nearly theirs,
       they become the nearest number of another row.
 
@@ -182,26 +199,36 @@ class _Column:
     """What the products of a column with others can tell.
 
     Attributes:
-        known: [rows, k] its inputs that may be known, as many rows share their values: yes
-            and no, categories, where cells are missing.
-        unknown: [rows, 0 or 1] its numbers otherwise; missing ones have the mean.
+        inputs: [rows, k] its inputs: where cells are missing, yes and no, categories, or
+            its numbers, with the mean where they are missing. With k = 0 it is not
+            multiplied.
         groups: [rows] the group of each row: its category, yes or no, or whether its cell
             is missing, which is a group of its own.
         others: of numbers, masks of the rows whose cell is there, and is not a certain
             number that many rows share.
-        present: mask of the rows whose cell is there; None for groups.
+        present: of numbers, the mask of the rows whose cell is there; None for groups.
     """
 
-    known: Float[NDArray, "rows k"]
-    unknown: Float[NDArray, "rows j"]
+    inputs: Float[NDArray, "rows k"]
     groups: Int64[NDArray, " rows"]
     others: tuple[Bool[NDArray, " rows"], ...] = ()
     present: Bool[NDArray, " rows"] | None = None
 
     @property
-    def every(self) -> Float[NDArray, "rows inputs"]:
-        """All of its inputs."""
-        return np.concatenate([self.known, self.unknown], axis=1)
+    def of_groups(self) -> list[Bool[NDArray, " rows"]]:
+        """The mask of the rows of each group."""
+        return [self.groups == group for group in np.unique(self.groups)]
+
+    @property
+    def masks(self) -> list[Bool[NDArray, " rows"]]:
+        """Of each weight that it can be, the rows in which this is not 0."""
+        present = () if self.present is None else (self.present,)
+        return [*present, *self.of_groups, *self.others]
+
+    @property
+    def least_rows(self) -> int:
+        """The rows of its smallest mask."""
+        return min(int(mask.sum()) for mask in self.masks)
 
     @staticmethod
     def of(values: pl.Series, kind: Kind) -> "_Column":
@@ -213,11 +240,9 @@ class _Column:
             for group, value in enumerate(distinct):
                 groups[(values == value).fill_null(False).to_numpy()] = group
             count = len(distinct) + 1 if len(distinct) <= _MOST_GROUPS else 0
-            known = (groups[:, None] == np.arange(count)).astype(np.float64)
-            return _Column(known, np.zeros((len(values), 0)), groups)
+            return _Column((groups[:, None] == np.arange(count)).astype(float), groups)
         mean = float(values.mean() or 0.0)  # type: ignore[arg-type]
-        numbers = values.fill_null(mean).to_numpy().astype(np.float64)[:, None]
-        gaps = missing.astype(np.float64)[:, None]
+        numbers = values.fill_null(mean).to_numpy().astype(np.float64)
         is_shared = rows >= MIN_ROWS
         frequent = distinct[:_MASKS][is_shared[:_MASKS]]
         ends = [
@@ -227,11 +252,8 @@ class _Column:
             (values != value).fill_null(False).to_numpy()
             for value in np.unique([*frequent, *ends])
         )
-        known = np.concatenate([gaps, numbers], axis=1) if is_shared.all() else gaps
-        unknown = numbers[:, :0] if is_shared.all() else numbers
-        return _Column(
-            known, unknown, missing.astype(np.int64), others=others, present=~missing
-        )
+        inputs = np.stack([missing, numbers], axis=1).astype(np.float64)
+        return _Column(inputs, missing.astype(np.int64), others, ~missing)
 
 
 def multipliable(
@@ -246,10 +268,11 @@ def multipliable(
     1. groups of two columns meet in 1 to 4 rows, missing cells among them: their product
        counts these rows; or that two numbers are both others than a frequent one in as few
        rows: it is a sum over these;
-    2. a combination of inputs that may be known has weights on 1 to 4 of the rows in which
-       a number is there, or is not a frequent one, and on no others: it gives the sum over
-       these rows;
-    3. nor a combination of any inputs, on 1 to 4 of the rows where a number is there.
+    2. a combination of all inputs has weights on 1 to 4 of the rows of a mask, and on no
+       others of it: with the weight that is not 0 in the mask, it gives a sum over these
+       rows. Masks are all rows; each category, yes, no, and the gaps of a column; the rows
+       in which a number is there, or is not a frequent one; and what one such group
+       leaves of another that holds it, or two that do not meet leave of all rows.
 
     What stands against it is taken out until nothing does. Which columns are kept depends
     on nothing but these cells, whatever becomes of them: two answers about the same columns
@@ -271,34 +294,64 @@ def multipliable(
 
 def _kept(columns: Sequence[_Column], places: Sequence[int]) -> list[int]:
     """The places of the columns that may be multiplied with each other."""
-    kept = _without_small_meetings(columns, places)
+    kept = _without_most_work(columns, _without_small_meetings(columns, places))
+    if not kept:
+        return []
+    rows = len(columns[0].groups)
+    owners = np.repeat(kept, [columns[it].inputs.shape[1] for it in kept])
+    x = np.concatenate([columns[it].inputs for it in kept], axis=1)
+    masks = [((), np.ones(rows, np.bool_))]
+    masks += [((place,), mask) for place in kept for mask in columns[place].masks]
+    masks += _differences(columns, kept)
     # With fewer inputs no combination is new, so that each mask is looked at once.
-    known = np.concatenate([columns[it].known for it in kept], axis=1) if kept else None
     clear = set[bytes]()
-    for place in list(kept):
-        present = columns[place].present
-        masks = [] if present is None else [present, *columns[place].others]
-        for mask in masks:
-            if mask.tobytes() in clear:
-                continue
-            assert known is not None
-            if _isolated(known[mask]) is not None:
-                kept.remove(place)
-                break
-            clear.add(mask.tobytes())
-    masks = [np.ones(len(columns[0].groups), np.bool_)] if columns else []
-    masks += [
-        it.present for place in kept if (it := columns[place]).present is not None
-    ]
-    for mask in {mask.tobytes(): mask for mask in masks}.values():
-        while kept:
-            inputs = [columns[place].every[mask] for place in kept]
-            weights = _isolated(np.concatenate(inputs, axis=1))
+    for of_mask, mask in masks:
+        while set(of_mask) <= set(kept) and mask.tobytes() not in clear:
+            inputs = np.flatnonzero(np.isin(owners, kept))
+            is_group = any(columns[it].present is not mask for it in of_mask)
+            weights = _isolated(x[mask][:, inputs], _EXACT if is_group else _ISOLATED)
             if weights is None:
+                clear.add(mask.tobytes())
                 break
-            owners = np.repeat(kept, [it.shape[1] for it in inputs])
-            kept.remove(int(owners[np.abs(weights).argmax()]))
+            # Without any of these columns it would not follow; the rarest one goes.
+            heaviest = int(owners[inputs[np.abs(weights).argmax()]])
+            kept.remove(
+                min((*of_mask, heaviest), key=lambda it: columns[it].least_rows)
+            )
     return kept
+
+
+def _differences(
+    columns: Sequence[_Column], places: Sequence[int]
+) -> list[tuple[tuple[int, ...], Bool[NDArray, " rows"]]]:
+    """(owners, mask) of what groups leave of others that hold them, or of all rows."""
+    owners = [it for it in places for _ in columns[it].of_groups]
+    groups = [mask for it in places for mask in columns[it].of_groups]
+    together = np.array(groups, np.float64)
+    together = together @ together.T
+    sizes = together.diagonal()
+    found = []
+    for i, j in np.argwhere((together == 0) | (together == sizes)):
+        # Of one column, all others of its groups are what is left, which are masks.
+        if owners[i] != owners[j]:
+            is_within = together[i, j] == sizes[j] > 0
+            left = groups[i] & ~groups[j] if is_within else ~(groups[i] | groups[j])
+            if left.any():
+                found.append(((owners[i], owners[j]), left))
+    return found
+
+
+def _without_most_work(columns: Sequence[_Column], places: list[int]) -> list[int]:
+    """The places without those of the most masks, if all would take too long."""
+    places = list(places)
+    counts = {it: len(columns[it].masks) for it in places}
+    while places:
+        inputs = sum(columns[it].inputs.shape[1] for it in places)
+        masks = sum(counts[it] for it in places)
+        if len(columns[0].groups) * inputs**2 * masks <= _MOST_WORK:
+            break
+        places.remove(max(places, key=lambda it: counts[it]))
+    return places
 
 
 def _without_small_meetings(
@@ -318,7 +371,7 @@ def _without_small_meetings(
         for i, j in np.argwhere((meetings > 0) & (meetings < MIN_ROWS)):
             small[owners[i], owners[j]] = owners[i] != owners[j]
     small |= small.T
-    kept = [it for it in places if columns[it].known.shape[1]]
+    kept = [it for it in places if columns[it].inputs.shape[1]]
     left = [it for it in range(size) if it not in kept]
     small[left], small[:, left] = False, False
     while small.any():
@@ -333,18 +386,23 @@ def _meet_in_few(one: Int64[NDArray, " rows"], other: Int64[NDArray, " rows"]) -
     return bool(((counts > 0) & (counts < MIN_ROWS)).any())
 
 
-def _isolated(x: Float[NDArray, "rows inputs"]) -> Float[NDArray, " inputs"] | None:
-    """Weights of a combination of inputs and 1 that has 1 to 4 rows; None if there is none.
+def _isolated(
+    x: Float[NDArray, "rows inputs"], share: float
+) -> Float[NDArray, " inputs"] | None:
+    """Weights of a combination of inputs and 1 that has 1 to 4 rows (by this share of its
+    squared length); None if there is none.
 
     With H the projection onto all combinations, one that vanishes outside of a set S of
     rows is v with v_r = sum of H_rs v_s over S. For the row r of largest |v_r| this needs
     H_rr + sum of |H_rs| >= 1 over the others in S, and H_rr >= 1 / 4. No set of up to four
-    rows is left out by looking at each such row with the three largest |H_rs|.
+    rows is left out by looking at each such row with all others that are in such a sum. The
+    largest eigenvalue of the part of H of a set is the largest share on it.
     """
     others = MIN_ROWS - 2
     centered = x - x.mean(axis=0, dtype=np.float64) if len(x) else x
     lengths = np.sqrt((centered**2).sum(axis=0))
-    unit = centered / np.where(lengths > 0, lengths, 1.0)
+    is_rounding = lengths <= 1e-12 * np.abs(x).max(axis=0, initial=0) * len(x)
+    unit = np.where(is_rounding, 0.0, centered) / np.where(is_rounding, 1.0, lengths)
     if len(x) < MIN_ROWS:
         return lengths if x.shape[1] else None
     variances, vectors = np.linalg.eigh(unit.T @ unit)
@@ -352,11 +410,26 @@ def _isolated(x: Float[NDArray, "rows inputs"]) -> Float[NDArray, " inputs"] | N
     if not is_real.any():
         return None
     to_basis = vectors[:, is_real] / np.sqrt(variances[is_real])
+    longest = (unit**2).sum(axis=1).max() / variances[is_real].min()
+    if (others + 1) * (longest + 1 / len(x)) < share:
+        return None  # a bound of what follows, which takes less time
     basis = unit @ to_basis
     leverage = (basis**2).sum(axis=1) + 1 / len(x)
-    for row in np.flatnonzero(leverage >= _ISOLATED / (others + 1)):
+    for row in np.flatnonzero(leverage >= share / (others + 1)):
         shared = np.abs(basis @ basis[row] + 1 / len(x))
         shared[row] = 0
-        if leverage[row] + np.partition(shared, -others)[-others:].sum() >= _ISOLATED:
-            return (to_basis @ basis[row]) * unit[row]
+        largest = np.partition(shared, -others)[-others:]
+        needed = share - leverage[row]
+        if largest.sum() < needed:
+            continue
+        # Of the sets with this row, those with enough of its projection.
+        near = np.flatnonzero(shared >= needed - (largest.sum() - largest.min()))
+        near = near[near != row]
+        if len(near) <= _MOST_NEAR:
+            near = np.union1d(near, np.argsort(-shared, kind="stable")[:others])
+            sets = np.array([(row, *it) for it in combinations(near, others)])
+            blocks = np.einsum("sik,sjk->sij", basis[sets], basis[sets]) + 1 / len(x)
+            if np.linalg.eigvalsh(blocks)[:, -1].max() < share:
+                continue
+        return (to_basis @ basis[row]) * unit[row]
     return None

@@ -206,6 +206,14 @@ class ClientAccount:
         if releases:
             self._log.warning(f"round {request.round + 1}: {self._describe_epsilons()}")
 
+    def count_in_run(self, request: Request) -> int:
+        """How many answers to this task the run has had, with a recorded one to this."""
+        place = _place_of(request)
+        return sum(
+            (it.job, it.run, it.task) == (place.job, place.run, place.task)
+            for it in self._answered
+        )
+
     def _digest(self, request: Request) -> str:
         """The digest of a request, computed once for `check` and `record`."""
         if self._last is None or self._last[0] is not request:

@@ -97,8 +97,8 @@ class RoundHandler:
         account: what the client has answered and spent; by default the one beside the
             states, without limits.
         least_clients: the least number of clients in a sum.
-        check_sent: called with what is about to be sent without masks, and whether it
-            answers a probe; raises `Refused` if that is too much.
+        check_sent: called with what is about to be sent without masks, and how many
+            answers to a probe the run has with it (0 = it is none); raises `Refused` if that is too much.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class RoundHandler:
         store: ClientStore,
         account: ClientAccount | None = None,
         least_clients: int = MIN_CLIENTS,
-        check_sent: Callable[[Mapping[str, np.ndarray], bool], None] = lambda *sent: (
+        check_sent: Callable[[Mapping[str, np.ndarray], int], None] = lambda *sent: (
             None
         ),
     ) -> None:
@@ -204,7 +204,8 @@ class RoundHandler:
                 hidden = {kind: update.pop(kind) for kind in hidden_kinds(update)}
                 asked = asked_of_all(request, algorithm.sent_to_each)
                 self._hold(request, hidden, asked=asked)
-            self._check_sent(update, task == "probe")
+            probes = self._account.count_in_run(request) if task == "probe" else 0
+            self._check_sent(update, probes)
             arrays |= {f"update/{kind}": array for kind, array in update.items()}
         return arrays
 

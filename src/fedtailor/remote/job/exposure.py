@@ -22,7 +22,7 @@ of its cells.
 """
 
 MOST_PROBES = 6
-"""No method asks for more answers to a probe in a run (UCFL: up to six)."""
+"""So many answers to a probe are expected of a run (UCFL: up to six); more are counted."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Exposure:
         )
 
     def check_sent(
-        self, arrays: Mapping[str, np.ndarray], is_probe: bool, most: float
+        self, arrays: Mapping[str, np.ndarray], probes: int, most: float
     ) -> None:
         """Check that what a client is about to send without masks is not too much.
 
@@ -65,15 +65,16 @@ class Exposure:
 
         Args:
             arrays: what is sent.
-            is_probe: whether it answers a probe, of which a run has few.
+            probes: the answers to a probe in this run, with this one; 0 = it is none.
             most: numbers for each cell.
 
         Raises:
             Refused: it is too much.
         """
         sent = sum(array.size for array in arrays.values())
-        if is_probe:
-            of_probes = replace(self, size=sent, rounds=min(self.rounds, MOST_PROBES))
+        if probes:
+            count = max(probes, min(self.rounds, MOST_PROBES))
+            of_probes = replace(self, size=sent, rounds=count)
             replace(of_probes, is_summed=False, has_noise=False).check(most)
         elif sent > self.size:
             replace(self, size=sent, is_summed=False).check(most)

@@ -115,7 +115,7 @@ def test_by_default_rates_are_bracketed_and_trainings_end_when_they_stand_still(
 
 def test_a_small_table_is_cross_validated_unless_its_splits_are_given(tmp_path):
     experiment = experiment_of(tmp_path)
-    assert list(experiment.file.seeds) == list(range(10))
+    assert list(experiment.file.seeds) == list(range(5))
     options = TableComparisonOptions(client="site", target="y")
     assert is_cross_validated(options, experiment)
     for given in ({"seeds": (4, 5)}, {"test": 0.3}, {"folds": 2}):

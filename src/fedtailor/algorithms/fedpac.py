@@ -121,6 +121,11 @@ class FedPAC(FedPer):
     def sends_class_counts(self) -> bool:
         return True
 
+    @property
+    def vectors_per_round(self) -> int:
+        # The mean features of all classes have the size of the head, and go up twice.
+        return 3
+
     def check(self, population: Population) -> None:
         super().check(population)
         model = model_parts_of(population, self.about.name)

@@ -16,6 +16,9 @@ from fedtailor.algorithms.helpers.class_means import (
     batches_of,
     class_sums,
     number_of_classes,
+    require_classes,
+    require_no_private_steps,
+    require_server_steps,
     train_head,
 )
 from fedtailor.algorithms.helpers.shared_part import (
@@ -108,17 +111,13 @@ class CCVR(FedAvg):
 
     def __post_init__(self) -> None:
         require(self.after >= 0, f"after is {self.after}; it must be 0 or more")
-        require(
-            self.server_lr >= 0, f"server_lr is {self.server_lr}; it must be 0 or more"
+        require_server_steps(
+            self.server_lr,
+            draws=self.draws,
+            server_epochs=self.server_epochs,
+            server_batch=self.server_batch,
         )
-        for name in ("draws", "server_epochs", "server_batch"):
-            value = getattr(self, name)
-            require(value >= 1, f"{name} is {value}; it must be 1 or more")
-        require(
-            self.sgd.dp_noise is None,
-            "ccvr sends sums of features, which private steps do not cover; leave out"
-            " dp_noise",
-        )
+        require_no_private_steps("ccvr", "sums of features", self.sgd)
 
     # on the server
     # ----------------------------------------------------------------------------------
@@ -129,11 +128,7 @@ class CCVR(FedAvg):
 
     def check(self, population: Population) -> None:
         model = model_parts_of(population, self.about.name)
-        require(
-            model.classification,
-            "ccvr draws features of classes, and this model has none; choose another"
-            " method",
-        )
+        require_classes(model, "ccvr draws features of classes")
         dense_head_of(model, self.about.name)
 
     def init_server(self, init: Init, population: Population) -> Any:

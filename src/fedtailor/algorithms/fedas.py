@@ -12,7 +12,11 @@ from jaxtyping import Array, Float, Int
 from fedtailor._base.choice import require
 from fedtailor.aggregation import reporter_weights
 from fedtailor.algorithms.fedper import FedPer
-from fedtailor.algorithms.helpers.class_means import class_sums, number_of_classes
+from fedtailor.algorithms.helpers.class_means import (
+    class_sums,
+    number_of_classes,
+    require_classes,
+)
 from fedtailor.algorithms.helpers.own_steps import mean_over, pass_over_samples
 from fedtailor.algorithms.helpers.shared_part import (
     SharedPart,
@@ -101,11 +105,7 @@ class FedAS(FedPer):
         super().check(population)
         model = model_parts_of(population, self.about.name)
         _ = model.feature_shape  # a model without a head is refused here
-        require(
-            model.classification,
-            "fedas aligns the mean features of classes, and this model has none; choose"
-            " another method",
-        )
+        require_classes(model, "fedas aligns the mean features of classes")
 
     def server(
         self, server: SharedPart, downlink: Downlink, answers: Answers, cohort: Cohort

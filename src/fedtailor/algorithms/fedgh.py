@@ -7,12 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from fedtailor._base.choice import require
 from fedtailor.algorithms.helpers.class_means import (
     batches_of,
     class_sums,
     means_of_clients,
     number_of_classes,
+    require_classes,
+    require_no_private_steps,
+    require_server_steps,
     train_head,
 )
 from fedtailor.algorithms.helpers.shared_part import (
@@ -109,17 +111,12 @@ class FedGH(Algorithm):
     """How many means a step of the server takes (the paper: 1)."""
 
     def __post_init__(self) -> None:
-        require(
-            self.server_lr >= 0, f"server_lr is {self.server_lr}; it must be 0 or more"
+        require_server_steps(
+            self.server_lr,
+            server_epochs=self.server_epochs,
+            server_batch=self.server_batch,
         )
-        for name in ("server_epochs", "server_batch"):
-            value = getattr(self, name)
-            require(value >= 1, f"{name} is {value}; it must be 1 or more")
-        require(
-            self.sgd.dp_noise is None,
-            "fedgh sends mean features, which private steps do not cover; leave out"
-            " dp_noise",
-        )
+        require_no_private_steps("fedgh", "mean features", self.sgd)
 
     # on the server
     # ----------------------------------------------------------------------------------
@@ -131,10 +128,8 @@ class FedGH(Algorithm):
     def check(self, population: Population) -> None:
         model = model_parts_of(population, self.about.name)
         _ = model.feature_shape  # a model without a head is refused here
-        require(
-            model.classification,
-            "fedgh's server trains a head on mean features of classes, and this model has"
-            " none; choose another method",
+        require_classes(
+            model, "fedgh's server trains a head on mean features of classes"
         )
         dense_head_of(model, self.about.name)
 

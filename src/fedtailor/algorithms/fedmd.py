@@ -9,6 +9,7 @@ from jaxtyping import Array, Float, Int, Shaped
 
 from fedtailor._base.choice import require, require_one_of
 from fedtailor.aggregation import reporter_weights, weighted_sums
+from fedtailor.algorithms.helpers.class_means import require_classes
 from fedtailor.algorithms.helpers.own_steps import mean_over
 from fedtailor.algorithms.helpers.personal_model import PersonalModelAlgorithm
 from fedtailor.algorithms.helpers.shared_part import model_parts_of
@@ -128,11 +129,7 @@ class FedMD(PersonalModelAlgorithm):
 
     def check(self, population: Population) -> None:
         model = model_parts_of(population, self.about.name)
-        require(
-            model.classification,
-            "fedmd's clients send scores of classes, and this model has none; choose"
-            " another method",
-        )
+        require_classes(model, "fedmd's clients send scores of classes")
         require(
             population.public is not None,
             "fedmd needs a public set of inputs, which these data do not have: set some"

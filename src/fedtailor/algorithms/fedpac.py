@@ -16,6 +16,8 @@ from fedtailor.algorithms.helpers.class_means import (
     class_sums,
     gradient_with_pull,
     number_of_classes,
+    require_classes,
+    require_no_private_steps,
 )
 from fedtailor.algorithms.helpers.shared_part import (
     SharedPart,
@@ -108,11 +110,7 @@ class FedPAC(FedPer):
     def __post_init__(self) -> None:
         require(self.lam >= 0, f"lam is {self.lam}; it must be 0 or more")
         require(0 <= self.least < 1, f"least is {self.least}; it must be in [0, 1)")
-        require(
-            self.sgd.dp_noise is None and self.head.dp_noise is None,
-            "fedpac sends mean features, which private steps do not cover; leave out"
-            " dp_noise",
-        )
+        require_no_private_steps("fedpac", "mean features", self.sgd, self.head)
 
     # on the server
     # ----------------------------------------------------------------------------------
@@ -130,11 +128,7 @@ class FedPAC(FedPer):
         super().check(population)
         model = model_parts_of(population, self.about.name)
         _ = model.feature_shape  # a model without a head is refused here
-        require(
-            model.classification,
-            "fedpac's mean features are those of classes, and this model has none;"
-            " choose another method",
-        )
+        require_classes(model, "fedpac's mean features are those of classes")
 
     def init_server(self, init: Init, population: Population) -> Any:
         start = super().init_server(init, population)

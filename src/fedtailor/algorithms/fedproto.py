@@ -12,6 +12,8 @@ from fedtailor.algorithms.helpers.class_means import (
     IS_SEEN,
     class_sums,
     gradient_with_pull,
+    require_classes,
+    require_no_private_steps,
 )
 from fedtailor.algorithms.helpers.personal_model import PersonalModelAlgorithm
 from fedtailor.algorithms.helpers.shared_part import model_parts_of
@@ -95,11 +97,7 @@ class FedProto(PersonalModelAlgorithm):
 
     def __post_init__(self) -> None:
         require(self.lam >= 0, f"lam is {self.lam}; it must be 0 or more")
-        require(
-            self.sgd.dp_noise is None,
-            f"{self.about.name} sends sums of features, which private steps do not cover;"
-            " leave out dp_noise",
-        )
+        require_no_private_steps(self.about.name, "sums of features", self.sgd)
 
     # on the server
     # ----------------------------------------------------------------------------------
@@ -111,11 +109,7 @@ class FedProto(PersonalModelAlgorithm):
     def check(self, population: Population) -> None:
         model = model_parts_of(population, self.about.name)
         _ = model.feature_shape  # a model without a head is refused here
-        require(
-            model.classification,
-            f"{self.about.name}'s prototypes are means of classes, and this model has none;"
-            " choose another method",
-        )
+        require_classes(model, f"{self.about.name}'s prototypes are means of classes")
 
     def init_server(self, init: Init, population: Population) -> FedProtoState:
         model = model_parts_of(population, self.about.name)

@@ -13,6 +13,7 @@ from fedtailor.algorithms.helpers.class_means import (
     batches_of,
     descend,
     means_of_clients,
+    require_server_steps,
 )
 from fedtailor.algorithms.helpers.hypernetwork import Layers, generate, init_layers
 from fedtailor.algorithms.helpers.own_steps import mean_over
@@ -96,12 +97,11 @@ class FedTGP(FedProto):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self.tau >= 0, f"tau is {self.tau}; it must be 0 or more")
-        require(
-            self.server_lr >= 0, f"server_lr is {self.server_lr}; it must be 0 or more"
+        require_server_steps(
+            self.server_lr,
+            server_epochs=self.server_epochs,
+            server_batch=self.server_batch,
         )
-        for name in ("server_epochs", "server_batch"):
-            value = getattr(self, name)
-            require(value >= 1, f"{name} is {value}; it must be 1 or more")
 
     def init_server(self, init: Init, population: Population) -> FedTGPState:
         start = super().init_server(init, population)

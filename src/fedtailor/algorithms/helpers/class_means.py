@@ -9,8 +9,17 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 from numpy.typing import NDArray
 
+from fedtailor._base.choice import require
 from fedtailor.algorithms.helpers.own_steps import mean_over, pass_over_samples
-from fedtailor.protocol import Answers, Batch, LocalTrainer, Params, StepGradient
+from fedtailor.protocol import (
+    SGD,
+    Answers,
+    Batch,
+    LocalTrainer,
+    ModelParts,
+    Params,
+    StepGradient,
+)
 
 T = TypeVar("T")
 
@@ -24,6 +33,40 @@ ABSENT = -1e30
 
 The probability of the class is then 0, and it contributes no gradient.
 """
+
+
+def require_classes(model: ModelParts, needed_for: str) -> None:
+    """Require that a model has classes.
+
+    Args:
+        model: what is trained.
+        needed_for: what the method does with classes, for the message.
+    """
+    require(
+        model.classification,
+        f"{needed_for}, and this model has none; choose another method",
+    )
+
+
+def require_no_private_steps(method: str, sent: str, *steps: SGD) -> None:
+    """Require training without noise, which what a method sends besides would undo.
+
+    Args:
+        method: its name.
+        sent: what it sends, for the message.
+        steps: all trainings of a client.
+    """
+    require(
+        all(sgd.dp_noise is None for sgd in steps),
+        f"{method} sends {sent}, which private steps do not cover; leave out dp_noise",
+    )
+
+
+def require_server_steps(server_lr: float, **numbers: int) -> None:
+    """Require a rate of a server's steps of 0 or more, and numbers of 1 or more."""
+    require(server_lr >= 0, f"server_lr is {server_lr}; it must be 0 or more")
+    for name, value in numbers.items():
+        require(value >= 1, f"{name} is {value}; it must be 1 or more")
 
 
 def number_of_classes(theta: Float[Array, " d"], local: LocalTrainer) -> int:

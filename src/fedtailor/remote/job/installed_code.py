@@ -31,10 +31,12 @@ def check_code(uses: Mapping[str, Callable[..., Any]], agreed: Any) -> None:
         raise ConfigError(("code",), '[code] is a table: PACKAGE = "DIGEST"')
     packages: dict[str, str] = {}
     for what, code in uses.items():
-        if package_of(code) == OWN:
-            continue
         package = package_of(code)
-        digest = packages.setdefault(package, code_digest(code))
+        if package == OWN:
+            continue
+        if package not in packages:
+            packages[package] = code_digest(code)
+        digest = packages[package]
         if package not in agreed:
             raise ConfigError(
                 ("code",),

@@ -10,7 +10,7 @@ from fedtailor.statistics.decision.contributions import (
     sampled_shapley_values,
     shapley_values,
 )
-from fedtailor.statistics.decision.convergence import movement, stands_still
+from fedtailor.statistics.decision.convergence import movement
 from fedtailor.statistics.decision.expected import expected_metrics
 from fedtailor.statistics.decision.gains import (
     client_gains,
@@ -67,7 +67,6 @@ __all__ = [
     "sampled_shapley_values",
     "shapley_values",
     "shrink",
-    "stands_still",
     "two_way_interval",
     "warn_few_validation_rows",
     "warn_grid_edges",

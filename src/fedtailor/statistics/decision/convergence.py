@@ -64,14 +64,3 @@ def movement(rounds: ArrayLike, losses: ArrayLike) -> Movement:
     if abs(change) <= max(allowed, most):
         return "wavering"
     return "falling" if change < 0 else "rising"
-
-
-def stands_still(rounds: ArrayLike, losses: ArrayLike) -> bool:
-    """Whether a loss stands still, see `movement`.
-
-    Example:
-        >>> from fedtailor.statistics.decision import stands_still
-        >>> stands_still(range(1, 31), [1.0] * 30)
-        True
-    """
-    return movement(rounds, losses) == "still"

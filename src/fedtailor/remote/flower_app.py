@@ -30,6 +30,8 @@ from fedtailor.remote.keys.keys import is_signed_by, signature
 from fedtailor.remote.keys.kit import COORDINATOR, JOB, read_certificates, read_kit
 from fedtailor.remote.server.coordinate import coordinate
 from fedtailor.remote.service import (
+    RUN_DIRECTORY,
+    WAIT_S,
     Connection,
     agree_on_preprocessing,
     wait_for_clients,
@@ -63,9 +65,6 @@ from flwr.serverapp import Grid, ServerApp  # noqa: E402
 
 client, server = ClientApp(), ServerApp()
 Lines(say).listen(FEDERATION)
-
-WAIT_S = 600.0
-"""Seconds that the coordinator waits for clients, unless the app sets `wait`."""
 
 MESSAGE_TYPE = "query"
 """Flower's message type; the task of a request is part of the body."""
@@ -256,7 +255,7 @@ def serve(grid: Grid, context: Context) -> None:
     certificates = read_certificates(directory / COORDINATOR)
     transport = FlowerTransport(grid, certificates)
     rows = wait_for_clients(Connection(job, tuple(certificates), transport), wait=wait)
-    run = directory / "run"
+    run = directory / RUN_DIRECTORY
     # A run that is resumed continues with the same preprocessing.
     resume = (run / MANIFEST).exists()
     known = Statistics.load(directory / COORDINATOR, job.schema) if resume else None

@@ -63,6 +63,12 @@ from fedtailor.remote.wire.transport import (
     send_and_receive,
 )
 
+RUN_DIRECTORY = "run"
+"""Subdirectory of a federation's directory that contains its run."""
+
+WAIT_S = 600.0
+"""Seconds to wait for the clients, unless the coordinator says otherwise."""
+
 MOST_ROWS = 10**7
 """The largest number of rows of a client that is believed, unless the coordinator says
 otherwise: who claims more rows than all others together decides what all train.

@@ -19,6 +19,8 @@ from fedtailor.remote.server.coordinate import coordinate
 from fedtailor.remote.server.rounds import COMPILE_S, PATIENCE_S
 from fedtailor.remote.service import (
     MOST_ROWS,
+    RUN_DIRECTORY,
+    WAIT_S,
     Connection,
     Greeter,
     Handle,
@@ -29,12 +31,6 @@ from fedtailor.remote.service import (
 )
 from fedtailor.remote.wire.run_log import COORDINATOR_LOG, RunLog
 from fedtailor.remote.wire.transport import TooFewClients
-
-RUN_DIRECTORY = "run"
-"""Subdirectory of a federation's directory that contains its run."""
-
-WAIT_S = 600.0
-"""Seconds to wait for the clients, unless the coordinator says otherwise."""
 
 
 def serve(

@@ -316,13 +316,8 @@ def _init(options: InitOptions) -> int:
 def _serve(options: ServeOptions) -> int:
     from fedtailor.cli.progress import explain_interrupt
     from fedtailor.lab.trackers import find_trackers
-    from fedtailor.remote.service import connected
-    from fedtailor.remote.serving import (
-        RUN_DIRECTORY,
-        check_run,
-        ready_clients,
-        serve,
-    )
+    from fedtailor.remote.service import RUN_DIRECTORY, connected
+    from fedtailor.remote.serving import check_run, ready_clients, serve
     from fedtailor.remote.wire.run_log import COORDINATOR_LOG, RunLog
     from fedtailor.remote.wire.transport import TooFewClients
 

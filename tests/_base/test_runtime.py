@@ -19,7 +19,9 @@ warnings.simplefilter("error")
 import jax
 {before}
 from fedtailor._base.runtime import configure_jax
+from fedtailor._base.xla_flags import wait_without_limit
 configure_jax()
+wait_without_limit()
 print(jax.config.jax_compilation_cache_dir)
 print(jax.config.jax_persistent_cache_min_compile_time_secs)
 print(jax.device_count())

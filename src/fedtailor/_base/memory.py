@@ -10,6 +10,8 @@ from pathlib import Path
 
 import jax
 
+from fedtailor._base.xla_flags import add_flags
+
 _FLAGS = {
     "xla_cpu_use_fusion_emitters": "false",
     "xla_cpu_parallel_codegen_split_count": "1",
@@ -84,8 +86,4 @@ def save_memory() -> None:
             set_option(_ARENA_MAX, 1)
             set_option(_MMAP_THRESHOLD, 128 * 1024)
     if jax.__version_info__ < _FIRST_JAX_WITHOUT_FLAGS:
-        flags = os.getenv("XLA_FLAGS", "")
-        for name, value in _FLAGS.items():
-            if name not in flags:
-                flags += f" --{name}={value}"
-        os.environ["XLA_FLAGS"] = flags.strip()
+        add_flags(_FLAGS)

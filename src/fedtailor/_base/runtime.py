@@ -24,20 +24,11 @@ _ZLIB = b"\x78"
 """The first byte of zlib's format, which JAX uses where zstandard is not installed."""
 _DEFAULTS = {_CPU_DEVICES: -1, _CACHE_DIRECTORY: None, _MIN_COMPILE_SECONDS: 1.0}
 
-_NO_WAIT_IS_TOO_LONG = {
-    "xla_cpu_collective_call_warn_stuck_timeout_seconds": 10**8,
-    "xla_cpu_collective_call_terminate_timeout_seconds": 10**8,
-}
-"""XLA ends the process where one device has waited 40 seconds for another at a sum over
-devices, as it does where clients are of unequal sizes or a core is busy.
-"""
-
 _log = logging.getLogger("fedtailor")
 
 
 def configure_jax() -> None:
-    """Make every CPU core a device that waits for the others as long as it takes, and
-    cache all compiled programs on the disk.
+    """Make every CPU core a device, and cache all compiled programs on the disk.
 
     Settings that the user made through `jax.config`, a `JAX_...` environment variable
     or `XLA_FLAGS` are kept. This function never fails: a backend that has started keeps
@@ -47,13 +38,6 @@ def configure_jax() -> None:
     if _devices_are_default():
         with suppress(RuntimeError):  # the backend has started
             jax.config.update(_CPU_DEVICES, _cores())
-    flags = os.getenv("XLA_FLAGS", "")
-    added = [
-        f"--{name}={seconds}"
-        for name, seconds in _NO_WAIT_IS_TOO_LONG.items()
-        if name not in flags
-    ]
-    os.environ["XLA_FLAGS"] = " ".join([flags, *added]).strip()
     if _is_default(_CACHE_DIRECTORY):
         directory = _cache_directory()
         if directory is not None:

@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
 from fedtailor._base.printable import one_line, say, say_block, say_status
+from fedtailor._base.xla_flags import wait_without_limit
 
 TRACEBACK = "--traceback"
 INTERRUPTED = 130
@@ -70,6 +71,7 @@ def _run(arguments: list[str]) -> int:
         return 0
     with _exit_on_interrupt(), _without_collections():
         command = registry.find(arguments[0])
+    wait_without_limit()
     try:
         return command(arguments[1:])
     except SystemExit as exit_request:  # --help

@@ -165,7 +165,8 @@ def test_local_and_fedavg_come_to_the_models_of_scikit_learn(tmp_path):
     for method in experiment.methods:
         algorithm = method.candidates[0].algorithm
         model = experiment.scenarios[0].definition.model
-        run = ft.run(algorithm, table, model, MAX_ROUNDS, until_converged=True)
+        # With `until_converged` it would end where the validation loss begins to rise.
+        run = ft.run(algorithm, table, model, MAX_ROUNDS, evaluate_every=MAX_ROUNDS)
         for client in table:
             alone = exact(table.train[client.index])
             best = alone if method.label == "local" else pooled

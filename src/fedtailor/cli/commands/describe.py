@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from fedtailor._base.choice import require
-from fedtailor._base.printable import markdown_text, say, say_block
+from fedtailor._base.printable import markdown_text, say
 from fedtailor.cli.options import parse
 from fedtailor.cli.output import write_text
 from fedtailor.data.tables import ENDINGS
@@ -126,8 +126,7 @@ def show_description(
         further = "".join(f"\n- {markdown_text(note)}" for note in notes)
         write_text(as_markdown(description) + further, out)
     else:
-        for line in (*sentences(description), *notes):
-            say_block(line)
+        say(*sentences(description), *notes)
         for table in description_tables(description).values():
             say("")
             table.show()

@@ -9,6 +9,7 @@ from jax.sharding import Mesh
 
 from fedtailor._base.choice import require
 from fedtailor._base.runtime import local_devices
+from fedtailor._base.xla_flags import wait_without_limit
 from fedtailor.engine.executors.map_clients import AXIS
 
 
@@ -66,6 +67,7 @@ class Settings:
         Raises:
             ValueError: more devices asked for than JAX has.
         """
+        wait_without_limit()  # before the first call of JAX here, which starts XLA
         # A number of devices refers to those of this process. Without a number, all
         # processes use their devices together.
         own_only = self.debug or self.devices is not None

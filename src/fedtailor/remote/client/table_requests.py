@@ -6,7 +6,6 @@ rounds follow (see `work`). At any time it may ask to "describe" the table.
 """
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -304,12 +303,11 @@ class JobHandler:
         if self._make_work is not None:
             self._rounds = self._make_work(federation, self._store)
         else:
-            check_sent = partial(exposure.check_sent, most=self._numbers_per_cell)
             self._rounds = RoundHandler(
                 plan,
                 federation,
                 self._store,
                 self._account,
                 self._least_clients,
-                check_sent,
+                self._numbers_per_cell * exposure.cells,
             )

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from fedtailor._base.choice import require
 from fedtailor._base.documentation import see
 from fedtailor._base.memory import total_memory
+from fedtailor._base.printable import one_line
 from fedtailor.remote.https.port import CONTENT_TYPE
 from fedtailor.remote.https.server import NUMBER, POLL_S
 from fedtailor.remote.keys.kit import Kit
@@ -188,6 +189,12 @@ class Connection:
                         f"another process has come to {self.address} with this client's"
                         " kit"
                     )
+                if response.is_redirect:
+                    raise Disconnected(
+                        f"the server at {self.address} answers with a redirect"
+                        f" ({response.status_code}), which a client does not follow; check"
+                        " the address in job.toml, and what stands before that server"
+                    )
                 parts, size = [], 0
                 for part in response.iter_raw():
                     size += len(part)
@@ -205,6 +212,8 @@ class Connection:
 
     def _translated(self, error: Exception) -> Exception:
         """The error that the caller is told in place of one of the network."""
+        import httpx
+
         # httpx wraps the error of the TLS library, some versions more than once.
         cause: BaseException | None = error
         while cause is not None:
@@ -221,6 +230,11 @@ class Connection:
                     " certificate (yet)"
                 )
             cause = cause.__cause__ or cause.__context__
+        if isinstance(error, httpx.ProxyError):
+            return Disconnected(
+                f"the proxy of HTTPS_PROXY does not lead to {self.address}"
+                f" ({one_line(str(error)[:60])})"
+            )
         return Disconnected(f"cannot reach the coordinator at {self.address}")
 
 

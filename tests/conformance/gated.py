@@ -83,10 +83,14 @@ class Gated(FedAvg):
 
             local.count_work(gradients=2)
             slopes = jax.grad(loss)(gate)
-            return jax.tree.map(lambda old, slope: old - self.own.lr * slope, gate, slopes)
+            return jax.tree.map(
+                lambda old, slope: old - self.own.lr * slope, gate, slopes
+            )
 
         steps = local.steps(self.own)
-        gate = local.loop(state["gate"], step, steps, self.own.batch_size, purpose="gate")
+        gate = local.loop(
+            state["gate"], step, steps, self.own.batch_size, purpose="gate"
+        )
         return {"own": own, "gate": gate}, update
 
     def personal(self, state: Any, inbox: Inbox, local: LocalTrainer) -> Predictor:

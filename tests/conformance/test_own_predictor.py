@@ -49,7 +49,9 @@ def test_a_client_predicts_with_its_gate(run):
     assert isinstance(held, Gate) and abs(float(held.gate["weight"])) > 1e-4
     test = federation.client(0).test
     expected = by_hand(run, client, np.asarray(test.x, np.float64))
-    np.testing.assert_allclose(run.personal(client).outputs(test.x), expected, atol=1e-5)
+    np.testing.assert_allclose(
+        run.personal(client).outputs(test.x), expected, atol=1e-5
+    )
     # Evaluation measures this predictor.
     measured = run.frame().filter(
         (run.frame()["client"] == client)
@@ -70,7 +72,9 @@ def test_it_is_stored_listed_and_exported(run, tmp_path):
         np.testing.assert_array_equal(exported[name].outputs(x), model.outputs(x))
     assert {entry["model"] for entry in list_models(path)} == {"Gate"}
     first = again[run.federation.names[0]]
-    with pytest.raises(ValueError, match="predicts with a Gate, not with one model alone"):
+    with pytest.raises(
+        ValueError, match="predicts with a Gate, not with one model alone"
+    ):
         _ = first.theta
 
 
@@ -110,7 +114,14 @@ def test_a_predictor_has_a_model():
 
 @pytest.mark.slow
 def test_the_method_has_the_properties_of_methods():
-    checks = ["order", "empty round", "no trace", "never sampled", "test rows", "resume"]
+    checks = [
+        "order",
+        "empty round",
+        "no trace",
+        "never sampled",
+        "test rows",
+        "resume",
+    ]
     method = Gated(sgd=PLAIN, own=PLAIN)
     network = {"a network with a hidden layer": mlp_model}
     passed = check_algorithm(method, only=checks, models=network, progress=False)

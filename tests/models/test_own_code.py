@@ -88,7 +88,8 @@ def test_two_functions_that_fail_are_one_line(init, apply, message):
 
 def test_errors_that_say_what_to_do_stay():
     refused(
-        from_function(lambda key: jnp.zeros((4, 2)), times), "^the network gives .2,. out"
+        from_function(lambda key: jnp.zeros((4, 2)), times),
+        "^the network gives .2,. out",
     )
 
 
@@ -101,7 +102,10 @@ def test_networks_print_names_and_no_addresses():
 
     for network, text in (
         (from_function(Narrow, times), r"Functions\(init=\S*Narrow, function=times\)"),
-        (from_function(Thing(), partial), r"Functions\(init=\S+Thing, function=functools.par"),
+        (
+            from_function(Thing(), partial),
+            r"Functions\(init=\S+Thing, function=functools.par",
+        ),
         (from_equinox(lambda key: None), r"EquinoxModule\(make=.*<lambda>"),
     ):
         assert isinstance(network, Architecture)
@@ -112,5 +116,7 @@ def test_networks_print_names_and_no_addresses():
 
 def test_networks_by_client_are_counted():
     networks = by_client({"a": mlp(2), "b": mlp(2), "c": mlp(3)}, default=mlp(3))
-    assert str(networks) == f"{mlp(2)} of 2 clients; {mlp(3)} of 1 clients and all others"
+    assert (
+        str(networks) == f"{mlp(2)} of 2 clients; {mlp(3)} of 1 clients and all others"
+    )
     assert str(networks.member(0)) == str(mlp(2))

@@ -233,8 +233,18 @@ def test_write_an_algorithm(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out == blocks("write-an-algorithm.md", "text")[-1]
 
 
+def test_every_group_of_entry_points_is_listed():
+    groups = set()
+    for file in (ROOT / "src").rglob("*.py"):
+        groups |= set(
+            re.findall(r'^(?:ENTRY_POINTS|GROUP) = "(.+)"$', file.read_text(), re.M)
+        )
+    page = PAGES["write-an-algorithm.md"].read_text()
+    assert groups == set(re.findall(r"^\| `(fedtailor\.[\w.]+)` \|", page, re.M))
+
+
 def test_a_predictor_of_ones_own_is_that_of_the_tests():
-    tested = REPOSITORY / "tests" / "conformance" / "gated.py"
+    tested = ROOT / "tests" / "conformance" / "gated.py"
     assert blocks("write-an-algorithm.md")[2] == tested.read_text()
 
 

@@ -75,7 +75,7 @@ from fedtailor.protocol.pipeline import (
     receive,
     send,
 )
-from fedtailor.protocol.predictor import (
+from fedtailor.protocol.predictors import (
     CombinedPredictor,
     Mixture,
     NearestNeighbors,
@@ -170,6 +170,7 @@ __all__ = [
     "next_power_of_two",
     "noise_of",
     "on_host",
+    "predictor",
     "receive",
     "send",
     "server_rng",

@@ -13,6 +13,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import re
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -324,7 +324,9 @@ def _store(value: Any, name: str, arrays: dict[str, Any]) -> Any:
         The array's name in `arrays`, or a dict of such names.
     """
     if isinstance(value, dict):
-        return {key: _store(part, f"{name}.{key}", arrays) for key, part in value.items()}
+        return {
+            key: _store(part, f"{name}.{key}", arrays) for key, part in value.items()
+        }
     arrays[name] = np.asarray(value)
     return name
 

@@ -4,6 +4,7 @@ federation is not spoken to.
 
 import asyncio
 import contextlib
+import resource
 import shutil
 import socket
 import ssl
@@ -477,6 +478,12 @@ def test_a_file_that_is_being_written_changes_nothing(wards):
     assert "certificate of client b cannot be read" in wards.lines[0]
     with wards.joined("b"):
         assert wards.ask("b", b"ab") == ("b", b"ba")
+        # Who is revoked meanwhile is gone.
+        with wards.raw("a") as connection:
+            revoke(wards.directory, "a")
+            assert connection.recv(1) == b""
+            until(lambda: "client a was revoked" in wards.lines)
+    assert wards.transport.revoked == {"a"}
     certificate.write_bytes(whole)
 
 
@@ -520,8 +527,9 @@ def test_whoever_sends_without_end_leaves_turns_to_others(is_empty):
 
     async def run():
         connection = https_port._Connection(tls, Endless(10**5))
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.05):
+        # Records that are empty end the connection; others are limited by time.
+        with pytest.raises(ConnectionError if is_empty else TimeoutError):
+            async with asyncio.timeout(None if is_empty else 0.05):
                 while True:
                     await connection.read()
 
@@ -546,6 +554,28 @@ def test_a_body_in_single_bytes_takes_the_memory_of_its_size():
     finally:
         tracemalloc.stop()
     assert len(body) == size and most < 10 * size
+
+
+def test_the_port_may_have_a_connection_for_each_of_many_clients(made):
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (512, limits[1]))
+    try:
+        with serve_messages(made / COORDINATOR, free_port(), host="127.0.0.1"):
+            soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert soft == min(https_port.OPEN_FILES, limits[1]) or limits[1] < 0
+
+
+@pytest.mark.parametrize("group", ["ffdhe2048", "secp521r1"])
+def test_a_stranger_does_not_choose_how_much_a_handshake_takes(wards, group):
+    context = wards.context("a")
+    context.set_ecdh_curve(group)
+    with (
+        pytest.raises(ssl.SSLError, match=r"(?i)handshake.failure"),
+        socket.create_connection(("127.0.0.1", wards.port), 10) as plain,
+    ):
+        context.wrap_socket(plain, server_hostname="127.0.0.1")
 
 
 def test_strangers_of_one_address_make_no_place_of_others(wards):

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from fedtailor._base.choice import require
 from fedtailor._base.documentation import see
 from fedtailor._base.memory import total_memory
-from fedtailor.remote.https.port import CONTENT_TYPE
+from fedtailor.remote.https.port import CONTENT_TYPE, GROUP
 from fedtailor.remote.https.server import NUMBER, POLL_S
 from fedtailor.remote.keys.kit import Kit
 from fedtailor.remote.wire.run_log import client_log
@@ -106,6 +106,7 @@ class Connection:
         try:
             context = ssl.create_default_context(cadata=kit.authority.decode("ascii"))
             context.minimum_version = ssl.TLSVersion.TLSv1_3
+            context.set_ecdh_curve(GROUP)
             context.load_cert_chain(kit.pem)
         except (OSError, ValueError) as error:
             raise ValueError(

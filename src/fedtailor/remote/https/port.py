@@ -23,13 +23,13 @@ import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedtailor._base.choice import MachineFailed, require
 from fedtailor.remote.keys.keys import check_secret
-from fedtailor.remote.keys.kit import read_certificates
+from fedtailor.remote.keys.kit import CLIENTS, read_certificates
 from fedtailor.remote.wire.run_log import COORDINATOR_LOG
 
 if TYPE_CHECKING:
@@ -42,6 +42,11 @@ STRANGERS = 256
 
 OF_ONE_CLIENT = 4
 """Connections of one client; the oldest makes place for the next."""
+
+GROUP = "prime256v1"
+"""The group in which keys are agreed, P-256. A stranger may not choose the group: one of
+8,192 bits takes the server as long as hundreds of handshakes in this one.
+"""
 
 HANDSHAKE_S = 10.0
 """Seconds that a handshake may take."""
@@ -62,6 +67,12 @@ RELOAD_S = 2.0
 
 PART = 2**14
 """Bytes that are read or written at a time."""
+
+MOST_EMPTY = 2**17
+"""Bytes of records that may come without any content, as in a handshake."""
+
+OPEN_FILES = 2**14
+"""Files that this process may have open, if its machine allows it; a connection is one."""
 
 LINGER_S = 1.0
 """Seconds for which the rest of a refused request is read, so that the refusal is not
@@ -133,6 +144,7 @@ def _read_trust(coordinator: Path) -> _Trust:
     check_secret(coordinator / "server.key")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.set_ecdh_curve(GROUP)
     context.num_tickets = 0  # nobody resumes what was begun with another list
     context.verify_mode = ssl.CERT_REQUIRED
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
@@ -158,7 +170,7 @@ def _read_trust(coordinator: Path) -> _Trust:
 
 def _stamp(coordinator: Path) -> object:
     """What changes with the certificates in a coordinator's directory."""
-    paths = [*(coordinator / "clients").glob("*.crt")]
+    paths = [*(coordinator / CLIENTS).glob("*.crt")]
     paths += [coordinator / "server.crt", coordinator / "server.key"]
     found = set()
     for path in paths:
@@ -211,7 +223,8 @@ class _Connection:
 
     async def _when_arrived(self, action: Callable[[], T]) -> T:
         """Repeat what needs bytes of the other side until there are enough."""
-        while True:
+        most = MOST_EMPTY
+        while most > 0:
             try:
                 return action()
             except ssl.SSLWantReadError:
@@ -225,6 +238,8 @@ class _Connection:
             if not received:
                 raise ConnectionError("the other side has gone")
             self._incoming.write(received)
+            most -= len(received)
+        raise ConnectionError("the other side sends nothing but empty records")
 
     async def _flush(self) -> None:
         if self._outgoing.pending:
@@ -359,9 +374,14 @@ class Port:
             except (ValueError, OSError) as error:
                 # A file that is being written, or a mistake that the operator can mend.
                 COORDINATOR_LOG.warning(
-                    f"the clients' certificates are as before: {error}"
+                    f"no client is let in that was not before: {error}"
                 )
-                continue
+                there = {
+                    path.stem for path in (self._coordinator / CLIENTS).glob("*.crt")
+                }
+                names = self._trust.names
+                names = {key: name for key, name in names.items() if name in there}
+                self._trust = replace(self._trust, names=names)
             self.revoked = (self.revoked | before) - self.names
             for name in sorted(self.names - before):
                 COORDINATOR_LOG.info(f"client {name} may join now")
@@ -502,6 +522,16 @@ async def _respond(
             await connection.read()
 
 
+def _allow_connections() -> None:
+    """Let this process have more files open than systems allow at first."""
+    import resource  # not on Windows, where federations do not run
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
 @contextmanager
 def open_port(
     coordinator: Path,
@@ -521,6 +551,7 @@ def open_port(
     Raises:
         ValueError: a file is missing or not valid, or the port is in use.
     """
+    _allow_connections()
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

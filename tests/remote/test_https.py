@@ -578,6 +578,30 @@ def test_a_stranger_does_not_choose_how_much_a_handshake_takes(wards, group):
         context.wrap_socket(plain, server_hostname="127.0.0.1")
 
 
+def test_an_older_tls_is_refused_and_no_session_is_resumed(wards):
+    def ask(connection):
+        connection.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert connection.recv(100).startswith(b"HTTP/1.1 404")
+        return connection.session
+
+    here, context = ("127.0.0.1", wards.port), wards.context("a")
+    with context.wrap_socket(
+        socket.create_connection(here), server_hostname="127.0.0.1"
+    ) as first:
+        session = ask(first)
+    with context.wrap_socket(
+        socket.create_connection(here), server_hostname="127.0.0.1", session=session
+    ) as second:
+        ask(second)
+        assert not second.session_reused and not second.session.has_ticket
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    with (
+        pytest.raises(ssl.SSLError, match=r"(?i)protocol.version"),
+        socket.create_connection(here) as plain,
+    ):
+        context.wrap_socket(plain, server_hostname="127.0.0.1")
+
+
 def test_strangers_of_one_address_make_no_place_of_others(wards):
     here = ("127.0.0.1", wards.port)
     with contextlib.ExitStack() as stack:

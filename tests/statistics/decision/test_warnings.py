@@ -122,9 +122,11 @@ def test_curves_that_still_fall(evaluations):
         "c": [(rounds, falling), (rounds, rising)],
     }
     more, fewer = warn_not_still(curves, 100)
-    assert more.endswith("within 100 rounds: a; train for more (--rounds)")
+    assert more == (
+        "training had not converged after 100 rounds: a; use more (--rounds)"
+    )
     assert (
-        "overfitting: c (lowest after 50 rounds); train for fewer (--rounds 50)"
+        "(overfitting): c (lowest after 50 rounds); use fewer rounds (--rounds 50)"
         in fewer
     )
 

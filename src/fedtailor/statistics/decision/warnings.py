@@ -254,7 +254,7 @@ def warn_not_still(curves: Mapping[str, Sequence[Curve]], rounds: int) -> list[s
         >>> from fedtailor.statistics.decision import warn_not_still
         >>> rising = (range(1, 31), [1 + abs(number - 9) / 9 for number in range(1, 31)])
         >>> print(warn_not_still({"fedavg": [rising]}, 30)[0])
-        validation loss rises, which is overfitting: fedavg (lowest after 9 ...
+        validation loss rises at the end (overfitting): fedavg (lowest after 9 ...
     """
     falling, rising, enough = [], [], 1
     for method, runs in curves.items():
@@ -269,13 +269,13 @@ def warn_not_still(curves: Mapping[str, Sequence[Curve]], rounds: int) -> list[s
     warnings = []
     if falling:
         warnings.append(
-            f"validation loss did not stand still within {rounds} rounds:"
-            f" {join_names(falling, MAX_NAMES)}; train for more (--rounds)"
+            f"training had not converged after {rounds} rounds:"
+            f" {join_names(falling, MAX_NAMES)}; use more (--rounds)"
         )
     if rising:
         warnings.append(
-            f"validation loss rises, which is overfitting: {join_names(rising, MAX_NAMES)};"
-            f" train for fewer (--rounds {enough})"
+            f"validation loss rises at the end (overfitting): {join_names(rising, MAX_NAMES)};"
+            f" use fewer rounds (--rounds {enough})"
         )
     return warnings
 

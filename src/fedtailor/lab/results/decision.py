@@ -38,7 +38,7 @@ from fedtailor.statistics.decision.frames import Frame
 from fedtailor.statistics.decision.warnings import MAX_NAMES
 
 NO_TEST_MESSAGE = (
-    "There are no test data by which {} could be told, so nothing is said of which"
+    "There are no test data to measure {} on, so nothing is said of which"
     " method is best or who gains; keep some rows for testing."
 )
 ALPHA = 0.05
@@ -141,7 +141,7 @@ class Decision:
             )
             mean_gain = self._mean_gain_text(str(method))
             if self.gain_metric != self.metric:
-                # Counts in one metric do not stand beside a mean in another one.
+                # Counts in one metric are not shown with a mean in another one.
                 label = unit_of(self.gain_metric).label.removesuffix(", %")
                 conclusions.append(
                     f"{method} against training alone: {mean_gain}; by {label} {counts}."

@@ -63,7 +63,7 @@ def baseline_label(baseline: TrainedBaseline) -> str:
 def splits_of(
     experiment: StoredExperiment, scenario: str, split: str = "test"
 ) -> Splits | None:
-    """How seeds divide the rows of a table anew; None where they do not, or where that
+    """How each seed splits the rows of a table; None where they do not, or where that
     is not known.
 
     Args:
@@ -89,7 +89,7 @@ class Tests:
     """The test values of methods and baselines, over seeds and clients.
 
     Attributes:
-        splits: how seeds divide the rows anew, see `splits_of`.
+        splits: how each seed splits the rows, see `splits_of`.
         values: label -> values [seeds, clients]; higher is better.
         methods: the labels of methods.
     """
@@ -135,8 +135,8 @@ class Tests:
         return max(self.methods, key=self.mean)
 
     def gain(self, label: str, other: str) -> Interval:
-        """The mean gain of one over another: for these clients if seeds divide their
-        rows anew, or else for clients like these.
+        """The mean gain of one over another: for these clients if each seed splits their
+        rows differently, or else for clients like these.
         """
         differences = self.values[label] - self.values[other]
         if self.splits is None:

@@ -250,7 +250,7 @@ def baseline_ahead(tests: Tests, baselines: Mapping[str, TrainedBaseline]) -> li
 def candidates_of(
     tests: Tests, baselines: Mapping[str, TrainedBaseline], chosen: str
 ) -> list[Candidate]:
-    """What could be used, best mean on test rows first, each beside what was chosen."""
+    """What could be used, best mean on test rows first, each compared with what was chosen."""
     titles = {label: label for label in tests.methods}
     for label, it in baselines.items():
         if label in tests.values and not it.about.needs_pooled_data:
@@ -326,7 +326,7 @@ def summary_of(
 def worse_warnings(
     clients: Sequence[ClientVerdict], base: str | None, nouns: Nouns
 ) -> list[str]:
-    """Warns if a client uses a method by which it is shown to be worse off than alone."""
+    """Warns if a client uses a method that is shown to be worse than training alone."""
     worse = [
         client.client
         for client in clients
@@ -419,7 +419,7 @@ def _settling(experiment: StoredExperiment, scenario: str) -> str:
     is_table = index.scenarios[scenario].use == "table"
     if is_table and not fixed and not arguments.get("folds"):
         return (
-            f"To tell more: the same command with --folds {LEAST_FOLDS}, by which every"
+            f"To tell more: the same command with --folds {LEAST_FOLDS}, which tests every"
             f" row is tested ({minutes(LEAST_FOLDS)}), or more rows."
         )
     return f"To tell more: more seeds ({minutes(2 * seeds)} for {2 * seeds}), or more rows."

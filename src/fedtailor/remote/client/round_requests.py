@@ -94,7 +94,7 @@ class RoundHandler:
         plan: what this client agreed to.
         federation: a federation of this client only.
         store: the client's states.
-        account: what the client has answered and spent; by default the one beside the
+        account: what the client has answered and spent; by default the one next to the
             states, without limits.
         least_clients: the least number of clients in a sum.
         check_sent: called with what is about to be sent without masks, and how many

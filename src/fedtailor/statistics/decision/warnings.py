@@ -163,15 +163,15 @@ def warn_few_validation_rows(rows: int) -> list[str]:
     Example:
         >>> from fedtailor.statistics.decision import warn_few_validation_rows
         >>> print(warn_few_validation_rows(40)[0])
-        halving chose by 40 validation rows in all, by which an accuracy ...
+        halving chose by 40 validation rows in all, which determine an accuracy ...
     """
     if not 0 < rows < MIN_VALIDATION_ROWS:
         return []
     error = 50 / math.sqrt(rows)
     return [
-        f"halving chose by {rows:,} validation rows in all, by which an accuracy is"
-        f" known to {error:.1f} points at worst (one standard error): the full grid may"
-        " well choose another method or rate"
+        f"halving chose by {rows:,} validation rows in all, which determine an accuracy"
+        f" to {error:.1f} points at worst (one standard error): the full grid may well"
+        " choose another method or rate"
     ]
 
 

@@ -408,7 +408,9 @@ def test_no_count_follows_from_products_of_three_or_four_columns():
         kept = multipliable(told, kinds)
         found += smallest_meeting([it.to_numpy() for it in told]) < MIN_ROWS
         kept_in_all += sum(kept)
-        left = [it.to_numpy() for it, is_kept in zip(told, kept, strict=True) if is_kept]
+        left = [
+            it.to_numpy() for it, is_kept in zip(told, kept, strict=True) if is_kept
+        ]
         assert not left or smallest_meeting(left) >= MIN_ROWS
     assert found > 10 and kept_in_all > 100
 

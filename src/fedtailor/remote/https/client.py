@@ -159,7 +159,7 @@ class Connection:
         return status == 204
 
     def close(self) -> None:
-        """Go offline; the coordinator is told if it can be reached."""
+        """Go offline; tells the coordinator if it can be reached."""
         with suppress(Disconnected, ValueError):
             self._ask("POST", f"/leave/{self.session}", seconds=LEAVE_S)
         self._client.close()
@@ -217,7 +217,7 @@ class Connection:
             raise self._translated(error) from None
 
     def _translated(self, error: Exception) -> Exception:
-        """The error that the caller is told in place of one of the network."""
+        """The error that the caller gets instead of one of the network."""
         import httpx
 
         # httpx wraps the error of the TLS library, some versions more than once.

@@ -1,4 +1,4 @@
-"""CCVR: FedAvg, and a head trained anew on features drawn from the classes' moments."""
+"""CCVR: FedAvg, and a head that is retrained on features drawn from the classes' moments."""
 
 from typing import Any, ClassVar
 

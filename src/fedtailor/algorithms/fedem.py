@@ -91,7 +91,7 @@ class FedEM(Algorithm):
     sgd: SGD = SGD(lr=0.05, batch_size=128)
     """Local training (Marfoq et al.: an epoch a round in batches of 128, rate 0.03 to
     0.05; their released code adds momentum 0.9, kept from round to round, and weight
-    decay 5e-4). Momentum starts anew in every round, for each model by its own weighted
+    decay 5e-4). Momentum starts again in every round, for each model by its own weighted
     gradients."""
     components: int = 3
     """K, the number of models (Marfoq et al.: 3)."""

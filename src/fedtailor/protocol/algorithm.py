@@ -28,7 +28,7 @@ from fedtailor.protocol.exchange import Answers
 from fedtailor.protocol.local_trainer import LocalTrainer
 from fedtailor.protocol.messages import ClientUpdate, Downlink, Inbox, Streams
 from fedtailor.protocol.parts import ModelParts
-from fedtailor.protocol.predictor import Predictor
+from fedtailor.protocol.predictors import Predictor
 from fedtailor.protocol.state import ClientState, ServerState, server_state
 
 Init = Callable[[int], Float[Array, " d"]]

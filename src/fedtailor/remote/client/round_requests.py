@@ -95,7 +95,7 @@ class RoundHandler:
         plan: what this client agreed to.
         federation: a federation of this client only.
         store: the client's states.
-        account: what the client has answered and spent; by default the one beside the
+        account: what the client has answered and spent; by default the one next to the
             states, without limits.
         least_clients: the least number of clients in a sum.
         most_numbers: so many numbers may leave in a run without masks and noise.

@@ -29,6 +29,7 @@ def describe_table(
     missing: tuple[str, ...] = (),
     fold_case: bool = False,
     least: int = 1,
+    **reading: str | None,
 ) -> tuple[Description, tuple[str, ...]]:
     """Describe the columns of a table by counts and sums of each client.
 
@@ -41,6 +42,8 @@ def describe_table(
         fold_case: read text in small letters, with single blanks.
         least: counts of fewer rows are hidden, as a client of a federation of machines
             hides them from others; 1 = none.
+        reading: separator, decimal, thousands, encoding and sheet of a file, as
+            `TableOptions` has them.
 
     Returns:
         The description, and notes on what was left out, in sentences.
@@ -54,6 +57,7 @@ def describe_table(
             "categories": categories,
             "missing": missing,
             "fold_case": fold_case,
+            **reading,
         }
         | ({} if client is None else {"client": client})
     )

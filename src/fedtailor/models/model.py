@@ -379,7 +379,7 @@ class Model:
 
     @property
     def metric(self) -> str:
-        """The name of the metric by which clients are compared."""
+        """The name of the metric that clients are compared by."""
         return self.task.main_metric(math.prod(self.input_shape) > 0)
 
     def logits(

@@ -142,10 +142,11 @@ class Algorithm:
         """
         return 1
 
-    @property
-    def vectors_per_round(self) -> int:
-        """How many vectors of the model's size a client sends in a round, at most."""
-        return 1
+    def numbers_per_round(self, model: ModelParts) -> int:
+        """How many numbers a client sends in a round, at most (single ones beside vectors
+        need not be counted). It says so before it trains.
+        """
+        return model.size
 
     @property
     def sent_to_each(self) -> frozenset[str]:

@@ -145,7 +145,7 @@ def from_plain(
         table: what `to_plain` returned.
         place: key path of the table, for errors.
         known: values by the texts that stand for them in the table, as they lie elsewhere,
-            such as arrays in a file beside it.
+            such as arrays in a file next to it.
 
     Raises:
         ConfigError: the class is not known here, an entry is unknown, missing or not
@@ -401,7 +401,7 @@ def _explained(
 ) -> ConfigError:
     """The first problem that a person should correct; arguments as of `parse`."""
     problems = error.errors(include_url=False)
-    # A misspelt key gives two problems: unknown, and missing. The unknown key is told.
+    # A misspelt key gives two problems: unknown, and missing. The message names the unknown key.
     unknown = [
         problem
         for problem in problems

@@ -128,7 +128,7 @@ class Task(ABC):
     # ----------------------------------------------------------------------------------
 
     def main_metric(self, has_inputs: bool) -> str:
-        """The name of the metric by which clients are compared."""
+        """The name of the metric that clients are compared by."""
         return "loss"
 
     def weights(
@@ -140,7 +140,7 @@ class Task(ABC):
     def row_scores(
         self, outputs: Float[Array, "b ..."], y: Shaped[Array, "b ..."]
     ) -> dict[str, Shaped[Array, "b ..."]]:
-        """What is kept of each test row beside its loss, by column (traced)."""
+        """What is kept of each test row in addition to its loss, by column (traced)."""
         return {}
 
     def in_units(

@@ -155,7 +155,7 @@ def measure(name, out, packages):
         "means": means,
         "behind": behind,
         "standard_error": tests.error(best, top),
-        "sentences": list(verdict.headline),
+        "sentences": [verdict.answer, *verdict.evidence],
     }
     (out / f"{name}.json").write_text(json.dumps(result, indent=1))
     print(json.dumps(result, indent=1), flush=True)

@@ -11,7 +11,7 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "src"), str(HERE.parent / "tests")]
 
 import fedtailor  # noqa: E402
-from generators import pages, repository_links  # noqa: E402
+from generators import notebooks, pages, repository_links  # noqa: E402
 
 project = "fedtailor"
 author = "The fedtailor authors"
@@ -57,5 +57,6 @@ nitpicky = False
 def setup(app):
     pages.write(HERE / "generated")
     app.connect("source-read", repository_links.rewrite)
+    app.connect("source-read", notebooks.add_link)
     # Before napoleon reads the sections of a docstring.
     app.connect("autodoc-process-docstring", pages.tidy_docstring, priority=100)

@@ -3,7 +3,15 @@
 import re
 from pathlib import Path
 
-from generators import agents, api, commands, gallery, methods, repository_links
+from generators import (
+    agents,
+    api,
+    commands,
+    gallery,
+    methods,
+    notebooks,
+    repository_links,
+)
 
 DOCS = Path(__file__).parents[1]
 
@@ -21,6 +29,7 @@ def write(folder: Path) -> None:
         if file.relative_to(folder).with_suffix("").as_posix() not in pages:
             file.unlink()
     (folder / "llms.txt").write_text(agents.llms())
+    notebooks.write(folder / "notebooks")
 
 
 def all_pages() -> dict[str, str]:

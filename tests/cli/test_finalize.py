@@ -1,6 +1,7 @@
 """From a table to a decision and a model: `compare`, `finalize`, and what takes models."""
 
 import json
+import re
 import shutil
 
 import numpy as np
@@ -70,17 +71,18 @@ def test_a_comparison_ends_in_a_sentence_and_a_line_for_each_client(compared, ca
     code, shown, _ = call("report", compared / "results")
     assert code == 0
     lines = shown.splitlines()
-    assert lines[0].startswith(
-        "ill.csv: predicting sick for 3 clients (site), judged by accuracy (higher is"
-        " better; "
+    use = re.compile(r"Use (local|fedavg) to predict sick for all 3 sites: ")
+    assert use.match(lines[0])
+    assert lines[1].startswith("Why: ")
+    assert re.match(r"(fedavg a|A)gainst training alone: ", lines[2])
+    assert any(
+        line.startswith("ill.csv: test accuracy, % (higher is better; ")
+        and line.endswith("mean over 3 sites, 3 random splits")
+        for line in lines
     )
-    assert lines[0].endswith("on rows that no training saw (3 random splits)")
-    assert any(line.startswith(("Use local:", "Use fedavg:")) for line in lines)
-    for client in CLIENTS:
-        (line,) = (line for line in lines if line.startswith(client))
-        assert line.endswith(("better", "worse", "unclear"))
-    (baseline,) = (line for line in lines if line.startswith("Best baseline"))
-    assert "logistic" in baseline or "trees" in baseline
+    tables = shown[shown.index("candidate ") :]
+    for candidate in ("fedavg", "local", "logistic regression, alone", *CLIENTS):
+        assert f"\n{candidate} " in tables
     assert "traffic (down: multicast)" not in shown
     _, long, _ = call("report", compared / "results", "--details")
     assert "traffic (down: multicast)" in long
@@ -102,10 +104,8 @@ def test_the_decision_in_json_has_every_number(compared, call):
         )
         gain, low, high = entry["gain_over_baseline"]
         assert low <= gain <= high
-        if entry["method"] == "local":
-            assert entry["gain"] is None
-        else:
-            assert entry["p_holm"] >= entry["p"]
+        assert entry["p_holm"] >= entry["p"]
+        assert entry["sharing"] in ("better", "worse", "no difference shown")
 
 
 def test_final_models_are_trained_on_all_rows(copied, call):
@@ -327,8 +327,8 @@ def test_times_to_an_event_are_compared_with_cox_and_predicted(tmp_path, call):
     arguments[arguments.index("sick")] = "days"
     code, shown, _ = call(*arguments, "--event", "died", "--out", tmp_path / "out")
     assert code == 0
-    shown = shown.split("over the best")[-1]
-    assert all(client in shown for client in CLIENTS) and " Cox" in shown
+    shown = shown.split("candidate ")[-1]
+    assert all(client in shown for client in CLIENTS) and "Cox" in shown
     code, shown, _ = call("predict", tmp_path / "out/ill/model", tmp_path / "ill.csv")
     assert code == 0 and shown.startswith("row,client,risk\n")
     # Who takes --time for the column of times is told which option names it.

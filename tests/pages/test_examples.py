@@ -24,7 +24,10 @@ a test row is a few hundredths of a small client.
 PROCESSES = {"five_processes", "own_service"}
 LONG = PROCESSES | {"shakespeare_transformer"}
 """Examples that take minutes."""
-DECISIONS = {"hospitals": "Decision: ", "wearables": "Use finetune: "}
+DECISIONS = {
+    "hospitals": "Decision: ",
+    "wearables": "Use finetune to predict activity for all 24 persons: ",
+}
 """Examples that print whole reports, whose wording has tests of its own -> what a report
 decides.
 """

@@ -3,6 +3,7 @@
 import ast
 import doctest
 import inspect
+import json
 import re
 import sys
 from importlib import import_module
@@ -23,6 +24,7 @@ from generators import (  # noqa: E402
     commands,
     measured,
     methods,
+    notebooks,
     repository_links,
     schemas,
 )
@@ -375,7 +377,15 @@ def test_the_skill_names_fields_of_what_compare_prints():
     named = set(re.findall(r"`(?:verdict\.)?(\w+)`", SKILL.read_text()))
     source = (ROOT / "src/fedtailor/lab").rglob("*.py")
     text = "".join(path.read_text() for path in source)
-    for name in {"sentences", "clients", "gains", "p_holm", "left_out"} & named:
+    for name in {
+        "answer",
+        "evidence",
+        "candidates",
+        "clients",
+        "gains",
+        "p_holm",
+        "left_out",
+    } & named:
         assert f'"{name}"' in text, name
 
 
@@ -478,3 +488,41 @@ def test_the_command_line_shows_the_anchor(tmp_path, capsys):
     assert main([*arguments, "--separator", ","]) == 2
     printed = capsys.readouterr().err
     assert printed.endswith("(docs: errors#lines-and-cells-of-a-text-file)\n")
+
+
+@pytest.mark.parametrize("name", notebooks.NOTEBOOKS)
+def test_a_notebook_holds_the_code_that_the_tests_of_its_page_run(name):
+    page = (ROOT / "docs" / f"{name}.md").read_text()
+    notebook = json.loads(json.dumps(notebooks.notebook(name)))
+    cells = notebook["cells"]
+    assert (notebook["nbformat"], notebook["nbformat_minor"]) == (4, 5)
+    assert len({cell["id"] for cell in cells}) == len(cells)
+    code = ["".join(it["source"]) for it in cells if it["cell_type"] == "code"]
+    assert "%pip install -q fedtailor" in code.pop(0)
+    if name == "tutorial":
+        example = (ROOT / "examples" / "hospitals.py").read_text()
+        parts = code.pop(0).split("\n\n")
+        assert parts[-1] == 'made_table().write_csv("hospitals.csv")'
+        assert all(part in example for part in parts[1:-1])
+    python = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    written = [re.sub(r"^%%writefile .*\n", "", it) for it in code]
+    shown = [it for it in written if not it.startswith(("%%sh\n", "!python "))]
+    if name == "first-experiment":
+        shown = shown[:-1]  # mine.toml
+    assert shown == [block.rstrip("\n") for block in python]
+    for commands_of_cell in (it for it in code if it.startswith("%%sh\n")):
+        assert commands_of_cell.removeprefix("%%sh\n") in page
+    text = "".join(
+        "".join(it["source"]) for it in cells if it["cell_type"] == "markdown"
+    )
+    assert not re.search(r"\]\((?!https?:)[\w./#-]+\.md", text), "links lead nowhere"
+    linked = notebooks.link(name, page)
+    assert f"<generated/notebooks/{name}.ipynb>" in linked
+    assert linked.replace(linked.split("\n\n")[2] + "\n\n", "", 1) == page
+
+
+def test_the_notebook_of_the_tutorial_makes_its_table(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    cells = notebooks.notebook("tutorial")["cells"]
+    exec("".join(cells[2]["source"]), {})
+    assert len((tmp_path / "hospitals.csv").read_text().splitlines()) == 521

@@ -4,6 +4,7 @@ federation is not spoken to.
 
 import asyncio
 import contextlib
+import re
 import resource
 import shutil
 import socket
@@ -11,6 +12,7 @@ import ssl
 import threading
 import time
 import tracemalloc
+from dataclasses import replace
 
 import pytest
 
@@ -460,6 +462,63 @@ def test_a_proxy_of_the_environment_is_used(wards, monkeypatch):
     with stack, wards.joined():
         assert wards.ask("a", b"ab") == ("a", b"ba")
     assert asked and set(asked) == {b"CONNECT 127.0.0.1:%d HTTP/1.1" % wards.port}
+
+
+@pytest.mark.parametrize("by_proxy", [False, True])
+def test_a_redirect_is_not_followed_and_said_in_a_line(wards, monkeypatch, by_proxy):
+    """Of a coordinator or what stands before it, and of a proxy."""
+    stack = contextlib.ExitStack()
+    elsewhere, listener = (
+        stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2)
+    )
+    elsewhere.settimeout(0.2)
+    names = "localhost", elsewhere.getsockname()[1]
+    answer = (
+        "HTTP/1.1 307 Temporary Redirect\r\nlocation: https://{}:{}/\r\n"
+        "connection: close\r\ncontent-length: 0\r\n\r\n"
+    ).format(*names)
+    keys = wards.directory / COORDINATOR
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(keys / "server.crt", keys / "server.key")
+    ended = threading.Event()
+
+    def serve():
+        while not ended.is_set():
+            with contextlib.suppress(OSError):
+                near, _ = listener.accept()
+                if not by_proxy:
+                    near = context.wrap_socket(near, server_side=True)
+                with near:
+                    near.settimeout(5)
+                    near.recv(4096)
+                    near.sendall(answer.encode())
+                    while near.recv(4096):  # until the client has closed
+                        pass
+
+    threading.Thread(target=serve, daemon=True).start()
+    port = listener.getsockname()[1]
+    kit = read_kit(wards.directory / "kits" / "a")
+    job = replace(kit.job, host="127.0.0.1", port=1 if by_proxy else port)
+    address = job.address
+    for name in ("NO_PROXY", "no_proxy", "HTTPS_PROXY", "https_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    if by_proxy:
+        monkeypatch.setenv("HTTPS_PROXY", f"http://127.0.0.1:{port}")
+    connection = Connection(replace(kit, job=job))
+    stack.callback(connection.close)
+    stack.callback(ended.set)
+    said = (
+        f"the proxy of HTTPS_PROXY does not lead to {address} (307 Temporary Redirect)"
+        if by_proxy
+        else f"the server at {address} answers with a redirect (307), which a client does"
+        " not follow; check the address in job.toml, and what stands before that server"
+    )
+    with stack:
+        for ask in (lambda: connection.next("-"), lambda: connection.answer("a", b"b")):
+            with pytest.raises(Disconnected, match=f"^{re.escape(said)}$"):
+                ask()
+        with pytest.raises(TimeoutError):
+            elsewhere.accept()
 
 
 def test_a_port_that_is_taken_is_said(wards):

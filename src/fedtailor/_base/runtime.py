@@ -64,7 +64,7 @@ def local_devices() -> list[Any]:
 
 @lru_cache(maxsize=1)
 def _second_devices() -> list[Any]:
-    """Devices beside those of JAX, one for each core; none if this release of JAX cannot
+    """Devices in addition to those of JAX, one for each core; none if this release of JAX cannot
     make them, which is said.
     """
     try:

@@ -2,7 +2,7 @@
 
 Each function takes the vectors x_i of n clients as rows [n, d], of which up to f may be
 anything finite, and returns one vector [d] in double precision. No result depends on the
-order of the rows, except for `bucket_means`, which is told an order. None weighs clients:
+order of the rows, except for `bucket_means`, which takes an order. None weighs clients:
 a Byzantine client could claim any weight.
 
 All of them follow a shift of the vectors, so it makes no difference whether the rows are

@@ -230,7 +230,7 @@ def hidden_kinds(update: Mapping[str, Any]) -> list[str]:
     scalars = [kind for kind in hidden if not len(update[kind].shape)]
     require(
         not scalars,
-        f"clients would send numbers beside the model ({', '.join(scalars)}), which"
+        f"clients would send numbers in addition to the model ({', '.join(scalars)}), which"
         " secure_aggregation does not hide; leave out the setting of the method that"
         " asks for them",
     )

@@ -226,7 +226,7 @@ class SumHistory:
     """The sums that a server may combine, by the vectors that they add.
 
     Sums of different vectors of a client may be combined, too: one vector often follows
-    from another. What SCAFFOLD's clients send beside their models is the change of these,
+    from another. What SCAFFOLD's clients send in addition to their models is the change of these,
     times a number that the server knows; two models that begin alike stay alike.
 
     A client knows the sums that it has a part in. So that some client knows all that may

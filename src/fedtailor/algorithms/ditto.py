@@ -75,7 +75,7 @@ class Ditto(PersonalModelAlgorithm, AutomaticPull):
     """
     lams: tuple[float, ...] = ()
     """Other values of `lam` that each client may choose by its validation samples
-    (released code: 0.1 and 2 beside 1); empty = all clients use `lam`."""
+    (released code: 0.1 and 2 as well as 1); empty = all clients use `lam`."""
     personal_sgd: SGD | None = None
     """Training of the personal model; None = as `sgd`, on the same batches."""
     newcomer_steps: TracedInt = 40

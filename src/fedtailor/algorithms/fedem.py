@@ -27,6 +27,7 @@ from fedtailor.protocol import (
     Inbox,
     Init,
     LocalTrainer,
+    ModelParts,
     Mixture,
     Params,
     Population,
@@ -90,7 +91,7 @@ class FedEM(Algorithm):
     sgd: SGD = SGD(lr=0.05, batch_size=128)
     """Local training (Marfoq et al.: an epoch a round in batches of 128, rate 0.03 to
     0.05; their released code adds momentum 0.9, kept from round to round, and weight
-    decay 5e-4). Momentum starts anew in every round, for each model by its own weighted
+    decay 5e-4). Momentum starts again in every round, for each model by its own weighted
     gradients."""
     components: int = 3
     """K, the number of models (Marfoq et al.: 3)."""
@@ -118,9 +119,8 @@ class FedEM(Algorithm):
     # on the server
     # ----------------------------------------------------------------------------------
 
-    @property
-    def vectors_per_round(self) -> int:
-        return self.components
+    def numbers_per_round(self, model: ModelParts) -> int:
+        return self.components * model.size
 
     def init_server(self, init: Init, population: Population) -> FedEMState:
         return FedEMState(jnp.stack([init(k) for k in range(self.components)]))

@@ -73,7 +73,7 @@ class FedMD(PersonalModelAlgorithm):
     trains as in `Local`, and digests the last consensus before each round.
 
     The paper first trains each model on the labels of the public set, and then to
-    convergence on the client's samples; it draws some of the public inputs anew in each
+    convergence on the client's samples; it draws some of the public inputs again in each
     round. Here the clients begin with the initial model of their network, and score all
     public inputs in each round. Its released code trains by Adam.
     """

@@ -63,8 +63,8 @@ class FlexLoRA(Algorithm):
         sum_i q_i B_i A_i = U S V',    client i receives  B = U_r S_r,  A = V_r'  with r = r_i
 
     All other entries of the model are averaged as in FedAvg, so that without adapters
-    this is FedAvg. The model is `lora(network, rank=r)`. Clients of a rank below r hold
-    zeros in place of the rest, which training leaves at zero to the bit; messages still
+    this is FedAvg. The model is `lora(network, rank=r)`. Clients of a rank below r fill
+    the rest with zeros, which training leaves at exactly zero; messages still
     have the size of rank r. The server computes with each client's adapters.
 
     Ranks are dealt out in the order of the clients' ids, which are digests of their
@@ -87,7 +87,7 @@ class FlexLoRA(Algorithm):
     sgd: SGD = SGD()
     """Local training."""
     ranks: tuple[int, ...] = ()
-    """The ranks of the clients, in the order of their ids; the list begins anew where it
+    """The ranks of the clients, in the order of their ids; the list begins again where it
     ends. Empty = all have the model's rank.
     """
     shares: tuple[float, ...] = ()

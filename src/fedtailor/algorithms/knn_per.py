@@ -60,7 +60,7 @@ class KNNPer(FedAvg):
         down="1 model",
         up="1 model",
         client_keeps="nothing",
-        unseen_clients_get="the global model beside its own nearest samples",
+        unseen_clients_get="the global model together with its own nearest samples",
         server_sees="sums",
         validation="the neighbours' share; else lam_without_validation",
     )

@@ -56,7 +56,7 @@ class TableComparisonOptions(TableOptions):
     algorithms: tuple[str, ...] = DEFAULT_METHODS
     """The methods to compare."""
     baselines: tuple[str, ...] = default_baselines()
-    """What to train beside the methods, on the same rows: scikit-learn's boosted trees
+    """What to train for comparison with the methods, on the same rows: scikit-learn's boosted trees
     and linear models, of each client alone and of all rows together (which needs pooled
     data), for numbers a mixed model, and for times to an event Cox's model; on request
     trees-federated, boosting on sums over clients. Nothing after the option: none of
@@ -75,7 +75,7 @@ class TableComparisonOptions(TableOptions):
     each part; up to 5,000 rows are cross-validated with 5 folds).
     """
     metrics: tuple[str, ...] = ()
-    """What to measure beside loss and accuracy (roc_auc, balanced_accuracy, ...; of a
+    """What to measure in addition to loss and accuracy (roc_auc, balanced_accuracy, ...; of a
     regression rmse, mae, r2); the first is what methods are judged by."""
     lr: tuple[float, ...] | None = None
     """Learning rates to choose from, on validation data, for each method (default: the

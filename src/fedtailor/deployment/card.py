@@ -165,7 +165,7 @@ def _split(origin: dict[str, Any]) -> str:
     if options.get(ALL_ROWS):
         return (
             "Split: none. All rows of the table were trained on, so that no test rows are"
-            " left by which this model could be measured."
+            " left to measure this model on."
         )
     if origin.get("scenario") != "table":
         scenario = markdown_text(origin.get("scenario"))
@@ -196,7 +196,7 @@ def _preprocessing(preprocessing: Preprocessing | None) -> Iterator[str]:
         )
         return
     yield (
-        "Learned from the training rows of clients that train, and saved beside the"
+        "Learned from the training rows of clients that train, and saved next to the"
         " model (preprocessing.json). Rows are given by the names of these columns:"
     )
     yield ""

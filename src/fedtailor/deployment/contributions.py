@@ -65,7 +65,7 @@ class Contributions:
         method: the method that was trained.
         metric: what it is judged by.
         seeds: the number of seeds.
-        trainings: how many trainings there were beside the runs themselves.
+        trainings: how many trainings there were in addition to the runs themselves.
         contributions: of each client that trains.
         sampled: whether Shapley values are from sampled orders.
     """

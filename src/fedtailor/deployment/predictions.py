@@ -287,7 +287,7 @@ def _array(path: Path, shape: tuple[int, ...]) -> NDArray[Any]:
 
 @dataclass(frozen=True)
 class _Choice:
-    """What is written beside predictions; see `predictions`."""
+    """What is written next to predictions; see `predictions`."""
 
     probabilities: bool
     coverage: float | None

@@ -33,7 +33,7 @@ class LinenModule(Architecture):
         unsupported = sorted(set(variables) - {"params", STATISTICS})
         if unsupported:
             raise ValueError(
-                f"the linen module has collections {unsupported} beside its parameters and"
+                f"the linen module has collections {unsupported} in addition to its parameters and"
                 " running statistics, and only those can be trained; use a module"
                 " without them"
             )

@@ -134,7 +134,7 @@ def frozen(
     model: Architecture, where: str, *, start: Any = None, seed: int = 0
 ) -> Frozen:
     """A model of which a part is frozen: its arrays are no part of theta. They lie once on
-    each device, do not travel, and are stored once beside a run and its exports. For
+    each device, do not travel, and are stored once next to a run and its exports. For
     example
 
         ft.models.frozen(ft.models.resnet(18), where="not head", start="resnet18.safetensors")

@@ -1,4 +1,4 @@
-"""Low-rank adapters (LoRA) beside frozen weights."""
+"""Low-rank adapters (LoRA) next to frozen weights."""
 
 import math
 from collections.abc import Callable

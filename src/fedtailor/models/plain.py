@@ -53,7 +53,7 @@ def model_from_plain(
     Args:
         plain: the description.
         given: the model, or its network, if only the user's code knows how to make it.
-        held: the arrays of the network that a file beside the description has
+        held: the arrays of the network that a file next to the description has
             (`Architecture.held`).
 
     Raises:

@@ -138,7 +138,7 @@ def conv1d(channels: int | Sequence[int] = (32, 64), size: int = 5) -> Conv1dNet
         size: steps of a kernel.
 
     Raises:
-        ValueError: a number is below 1, or (when bound) inputs are no series or shorter
+        ValueError: a number is below 1, or (when bound) inputs are not series or shorter
             than the kernels.
 
     Example:
@@ -211,7 +211,7 @@ def gru(hidden: int = 64, layers: int = 1) -> SeriesGRU:
         layers: GRU layers on top of one another.
 
     Raises:
-        ValueError: a number is below 1, or (when bound) inputs are no series.
+        ValueError: a number is below 1, or (when bound) inputs are not series.
 
     Example:
         >>> ft.models.gru(hidden=16).bind((32, 6), 4).size

@@ -37,7 +37,7 @@ class Wrapper(Architecture):
 
     @abstractmethod
     def with_inner(self, network: Network, inner: Network) -> Network:
-        """The network with what training changed in that of `inner`."""
+        """The network, with the changes that training made to that of `inner`."""
 
     def inner_shapes(self, network: Network) -> Network:
         """The network of `inner`, of which only shapes count."""

@@ -32,7 +32,7 @@ class PreprocessingFacts(Protocol):
     def target_scale(self) -> float: ...
 
     def to_json(self) -> str:
-        """The preprocessing as text, for a file beside a run or an export."""
+        """The preprocessing as text, for a file next to a run or an export."""
         ...
 
 

@@ -11,7 +11,7 @@ class MatrixDiagnostic:
     """A number for each pair of clients, such as how much one learned from the other.
 
     Attributes:
-        name: the name by which reports find it: "collaboration", "affinity", ...
+        name: the name that reports look for: "collaboration", "affinity", ...
         title: the title of the picture.
         values: [m, m], both axes in the order of client ids; row i holds the weights that
             client i uses.

@@ -2,7 +2,7 @@
 
 The coordinator trains as in a simulation, except that its executor sends requests to
 clients on other machines. Each client has its own file of examples and its own states.
-`serve` and `join` do what the commands do. What they need beside the dependencies of
+`serve` and `join` do what the commands do. What they need in addition to the dependencies of
 fedtailor is imported only then; the extra `federation` installs it.
 
 * `job`: what is trained, how a client's file becomes examples, what all agree on.

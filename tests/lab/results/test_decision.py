@@ -168,12 +168,13 @@ def test_clients_that_gain_and_clients_that_lose_are_told_apart(tmp_path):
     text = " ".join(decision.conclusions)
     assert "No difference that these data can show, over 3 clients and 2 seeds" in text
     assert (
-        "Sharing is not shown to help on average, nor to hurt, for clients like these"
-        " (tested over all methods at once" in text
+        "On average no difference is shown between sharing and training alone, for"
+        " clients like these (tested over all methods at once" in text
     )  # of three clients
     assert (
-        "SHARED, beside training alone: helps 1 of 3 clients (1 after correction),"
-        " hurts 1 (1 after correction), cannot tell for 1; mean gain in" in text
+        "SHARED against training alone: better for 1 of 3 clients (1 after correction),"
+        " worse for 1 (1 after correction), no difference shown for 1; mean gain in"
+        in text
     )
     assert "in brackets after Holm's correction for all 6 lines" in text
     expected = decision.gains.sort("gain")["expected"]
@@ -220,6 +221,20 @@ def test_warnings_say_what_to_know(tmp_path):
         # one line for both
         "LOCAL, OTHER: lr=0.1 is the largest value tried; try larger ones"
     ]
+
+
+def test_what_has_no_room_to_be_better_gets_no_warning(tmp_path, monkeypatch):
+    """Settings that score as well as those at the edge, and methods without a mistake."""
+    experiment = build(tmp_path)
+    tied = [replace(one, val=0.5) for one in experiment.index.candidates]
+    warnings = decide(index_of(experiment, candidates=tied), "shift").warnings
+    assert not any("value tried" in warning for warning in warnings)
+    assert any("still falling: LOCAL" in warning for warning in warnings)
+    monkeypatch.setitem(SHARE, "other", dict.fromkeys(CLIENTS_OF, 1.0))
+    warnings = decide(build(tmp_path / "perfect"), "shift").warnings
+    assert any("still falling: LOCAL, SHARED;" in warning for warning in warnings)
+    assert not any("no validation data" in warning for warning in warnings)
+    assert "LOCAL: lr=0.1 is the largest value tried; try larger ones" in warnings
 
 
 def test_settings_that_a_method_refuses_did_not_diverge(tmp_path):
@@ -343,7 +358,7 @@ def test_methods_that_halving_left_out_are_tested_as_all_were_then(tmp_path):
         " better than every other method there" in decision.conclusions[0]
     )
     assert decision.conclusions[1].startswith(
-        "Sharing is shown to help on average by SHARED, for clients like these ("
+        "Better than training alone on average: SHARED, for clients like these ("
     )
     assert decision.conclusions[2].endswith(
         "OTHER after 2 and EARLY after 1 of 3 rounds."
@@ -549,11 +564,11 @@ def test_counts_of_clients_and_mean_gains_are_in_metrics_that_are_named(tmp_path
     (sentence,) = [
         text
         for text in decision.conclusions
-        if text.startswith("SHARED, beside training alone")
+        if text.startswith("SHARED against training alone")
     ]
     mean, counts = sentence.split("; ")
     assert "mean gain in ROC AUC" in mean
-    assert counts.startswith("by accuracy helps 1 of 3 clients")
+    assert counts.startswith("by accuracy better for 1 of 3 clients")
 
 
 def index_of(experiment, **changed):
@@ -564,8 +579,8 @@ def test_trainings_that_did_not_stand_still_are_named_by_one_rule(tmp_path):
     experiment = index_of(build(tmp_path), until_converged=True)
     warnings = decide(experiment, "shift").warnings
     assert any(
-        "validation loss did not stand still within" in warning
-        and "rounds: LOCAL, SHARED, OTHER; train for more (--rounds)" in warning
+        "training had not converged after" in warning
+        and "rounds: LOCAL, SHARED, OTHER; use more (--rounds)" in warning
         for warning in warnings
     )
     assert not any("still falling" in warning for warning in warnings)

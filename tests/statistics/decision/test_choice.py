@@ -74,7 +74,7 @@ def test_ties_go_to_the_method_that_is_better_overall_and_diverged_methods_to_no
     ) == {"m0"}
     assert (
         found.gain.verdict == "cannot tell"
-        and "not shown to differ" in found.conclusion()
+        and "No difference is shown" in found.conclusion()
     )
 
 

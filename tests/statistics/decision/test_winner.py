@@ -53,8 +53,9 @@ def test_two_equal_leaders_have_no_winner_but_leave_the_third_behind():
         "cannot tell",
         "worse",
     )
-    assert found.conclusion().startswith(
-        "No single winner, over 20 clients and 3 seeds"
+    assert found.conclusion() == (
+        "No single winner, over 20 clients and 3 seeds:"
+        f" {', '.join(found.unbeaten)} cannot be told apart."
     )
 
 

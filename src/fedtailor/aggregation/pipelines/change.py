@@ -111,7 +111,7 @@ def fixed_reference(
 ) -> Float[Array, "*k d"]:
     """A vector that a client's change is measured from, whatever its data.
 
-    The `change_reference` is nearest to what the client sends, which its data decide. A bound
+    Which `change_reference` is nearest to what the client sends depends on the client's data. A bound
     on the change from it bounds no difference between two data sets.
 
     Args:

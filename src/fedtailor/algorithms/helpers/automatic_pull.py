@@ -76,7 +76,7 @@ class WithComponents(AveragedModels):
     one, or the least squares estimate of the probe before.
     """
     asks_again: bool
-    """Whether sums around that model are too large beside what varies."""
+    """Whether sums around that model are too large compared with what varies."""
     sigma2: float
     """The variance of a row's error."""
     tau2: float

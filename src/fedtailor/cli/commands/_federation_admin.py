@@ -26,7 +26,7 @@ class StatusOptions:
 
 @dataclass(frozen=True)
 class RenewOptions:
-    """Make the coordinator's certificate anew, or keys of clients. A client's old key is
+    """Renew the coordinator's certificate, or the keys of clients. A client's old key is
     not accepted any more, by a coordinator that is running either.
     """
 
@@ -35,7 +35,7 @@ class RenewOptions:
     clients: str | None = None
     """Names of clients that get new keys, separated by commas; the certificate stays."""
     authority: bool = False
-    """Make the authority anew, too, whose certificate all clients then need."""
+    """Renew the authority, too; all clients then need its new certificate."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def _moment(seconds: float) -> str:
 
 
 def renew(options: RenewOptions) -> int:
-    """Makes a certificate or keys anew."""
+    """Renews a certificate or keys."""
     from fedtailor._base.choice import require
     from fedtailor.remote.keys.keys import require_packages
     from fedtailor.remote.keys.kit import PEM, renew_certificate, renew_keys

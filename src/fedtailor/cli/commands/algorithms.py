@@ -37,7 +37,7 @@ FACTS = {
     "sees": "what of the clients the server computes with",
     "validation": "whether a client uses validation data where it has any",
 }
-"""Facts by which the list can be grouped -> description."""
+"""Facts that the list can be grouped by -> description."""
 GROUPS = {
     "travels": get_args(ModelsReceived),
     "keeps": ("nothing", "something"),

@@ -72,7 +72,7 @@ class Options:
     """
     any_version: bool = False
     """Take runs that another version of fedtailor made, too; otherwise they are made
-    anew.
+    again.
     """
     precision: FileDType | None = None
     """The type of the models' numbers, in training and in messages: bfloat16 halves what

@@ -58,7 +58,7 @@ Train over machines that keep their own data (docs/federation.md).
   audit KIT                                    the messages that left this client
   simulate DIR --data FILE ...                 run the same job on this machine
   status DIR                                   what its coordinator is doing
-  renew DIR [--clients a,b]                    make its certificate, or clients' keys, anew
+  renew DIR [--clients a,b]                    renew its certificate, or clients' keys
   revoke DIR CLIENT                            let a client in no more
 
 `fedtailor federation COMMAND --help` says more."""
@@ -206,8 +206,8 @@ class PredictOptions:
     times: tuple[float, ...] = ()
     """Of survival: the times at which to write the share without the event."""
     coverage: float | None = None
-    """Write sets of classes, or intervals of a number, that are to hold the truth in this
-    share of rows, such as 0.9: from this client's own validation rows.
+    """Write sets of classes, or intervals of a number, that contain the truth in this share
+    of rows, such as 0.9: from this client's own validation rows.
     """
 
 

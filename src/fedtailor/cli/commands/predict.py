@@ -44,12 +44,12 @@ class Options:
     ones.
     """
     keep: tuple[str, ...] = ()
-    """Columns of the rows to write beside the predictions, such as an id."""
+    """Columns of the rows to write next to the predictions, such as an id."""
     probabilities: bool = False
     """Write the probability of every class, too."""
     coverage: float | None = None
-    """Write sets of classes, or intervals of a number, that are to hold the truth in this
-    share of rows, such as 0.9: from the client's own validation rows where it has 50, else
+    """Write sets of classes, or intervals of a number, that contain the truth in this share
+    of rows, such as 0.9: from the client's own validation rows where it has 50, else
     from those of its group or of all clients. Final models: from test rows.
     """
     calibrated: bool = False

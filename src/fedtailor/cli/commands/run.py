@@ -67,7 +67,7 @@ class Options:
     with settings after it (5,weight=hinge,mean_delay=1,slowness=speeds.csv; `LateClients`).
     --participation then says how many train at the same time."""
     metrics: tuple[str, ...] = ()
-    """What to measure beside loss and accuracy (roc_auc, balanced_accuracy, ...); the
+    """What to measure in addition to loss and accuracy (roc_auc, balanced_accuracy, ...); the
     first is what the run is judged by."""
     evaluate_every: int = 1
     """Evaluate all personal models after every n-th round, and after the last."""

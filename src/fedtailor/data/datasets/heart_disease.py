@@ -43,7 +43,7 @@ def heart_disease(data_dir: DataDir = None) -> Dataset:
 
     Raises:
         MissingData: the file is missing.
-        ValueError: the file is damaged, or is not these data.
+        ValueError: the file is damaged, or holds other data.
     """
     arrays = read(_SOURCE, _decode, data_dir)
     return Dataset(

@@ -38,7 +38,7 @@ def tcga_brca(data_dir: DataDir = None) -> Dataset:
 
     Raises:
         MissingData: a file is missing.
-        ValueError: a file is damaged, or is not these data.
+        ValueError: a file is damaged, or holds other data.
     """
     arrays = read(_SOURCE, _decode, data_dir)
     return Dataset(

@@ -60,7 +60,7 @@ class WrongLabels:
     Attributes:
         share: of the clients that take part in training.
         labels: "flip" turns class y of C into C - 1 - y; "random" draws each label
-            anew, all classes alike.
+            again, all classes alike.
 
     Example:
         >>> from fedtailor.data.federation import WrongLabels

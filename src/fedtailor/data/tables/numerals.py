@@ -134,7 +134,7 @@ def code_note(names: Iterable[str]) -> str:
 
 
 def _marks(decimal: str, thousands: str | None) -> str:
-    """The thousands marks beside a decimal sign, as a regular expression."""
+    """The thousands marks that go with a decimal sign, as a regular expression."""
     if thousands is None or thousands == decimal:
         return r"\." if decimal == "," else ","
     return r"[ \x{A0}\x{202F}]" if thousands.isspace() else re.escape(thousands)

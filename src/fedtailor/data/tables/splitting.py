@@ -272,7 +272,7 @@ def _split_by_fold(pool: Rows, options: TableOptions, seed: int) -> Splits:
     """Test on fold `seed % folds` of each client's rows.
 
     Seeds with the same `seed // folds` have the same folds, so each row is a test row
-    for one of these seeds. Validation rows are drawn anew for each seed.
+    for one of these seeds. Validation rows are drawn again for each seed.
     """
     assert options.folds is not None
     division, test_fold = divmod(seed, options.folds)

@@ -227,7 +227,7 @@ class DeviceExecutor:
         return requests
 
     def plan(self, exchange: Exchange) -> RoundMemory:
-        """What an exchange would need of the memory. Nothing is compiled or trained. If its
+        """The memory that an exchange would need. Nothing is compiled or trained. If its
         clients have different networks, it is that of those that need most.
         """
         if self._begins_in_parts(exchange):

@@ -144,7 +144,7 @@ def map_clients(
     distribution of client sizes, if the shapes are the same.
 
     Args:
-        program: what is compiled into the program.
+        program: the function that is compiled.
         shared: the inputs that all clients share.
         clients: the inputs of the clients; every leaf is [r, ...], where r is a multiple
             of the number of devices.

@@ -10,7 +10,7 @@ their gradient, momentum and the result.
 
 @dataclass(frozen=True)
 class RoundMemory:
-    """Bytes that an exchange needs, beside the examples and the server's own state.
+    """Bytes that an exchange needs, in addition to the examples and the server's own state.
 
     Attributes:
         clients: rows of the program, padding included.
@@ -50,7 +50,7 @@ class RoundMemory:
             "states before and after": self.states,
             "clients that train at the same time": self.training,
             kind: self.answers,
-            f"{what} needs, beside data and program": self.total,
+            f"{what} needs, without data and program": self.total,
         }
         return {
             "clients": f"{self.clients:,} (padding included)",

@@ -43,7 +43,7 @@ class States(Protocol):
     @property
     def part_clients(self) -> int:
         """How many clients of a round should start at the same time, so that copies of
-        states take little memory beside the states.
+        states take little memory compared with the states.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""The file that exported models have beside them for sets, intervals and temperatures."""
+"""The file next to exported models for sets, intervals and temperatures."""
 
 from pathlib import Path
 

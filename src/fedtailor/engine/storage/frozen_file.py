@@ -1,4 +1,4 @@
-"""The file with the frozen arrays of a model, once beside a run and in an export."""
+"""The file with the frozen arrays of a model, stored once, next to a run and in an export."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""JSON objects with a format and a digest, beside a run or models."""
+"""JSON objects with a format and a digest, next to a run or models."""
 
 import json
 from collections.abc import Mapping

@@ -433,7 +433,7 @@ class Arrivals:
         """
         while True:
             # Answers that have arrived at the same time are counted in the order of the
-            # clients, before anybody begins anew.
+            # clients, before anybody starts again.
             while self._ready and len(self._buffer) < self._late.buffer:
                 self._buffer.append(self._ready.pop(0))
             if len(self._buffer) == self._late.buffer:

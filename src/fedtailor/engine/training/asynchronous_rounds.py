@@ -30,7 +30,7 @@ class LateRounds:
     began.
 
     Clients compute when their answers arrive, not when they begin: what they compute
-    with has not changed since, as each of them begins anew after its answer only.
+    with has not changed since, as each of them begins again after its answer only.
 
     Attributes:
         settings: what the user asked for.

@@ -58,7 +58,7 @@ def bind(model: Model | Architecture, federation: Federation) -> Model:
     if loss is None:
         loss = default_loss(federation.classes)
     if isinstance(loss, DiscreteTime) and loss.start:
-        # A model of an earlier run starts anew, at the log-odds of these rows.
+        # A model of an earlier run starts again, at the log-odds of these rows.
         inner = model.inner if isinstance(model, ProportionalHazards) else model
         model = ProportionalHazards(inner, loss.start)
     outputs = task_of(loss).outputs(federation.classes, federation.y.shape[1:])

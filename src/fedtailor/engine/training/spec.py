@@ -34,7 +34,7 @@ RoundCount = Annotated[int, Field(ge=1, le=MOST_ROUNDS)]
 
 @dataclass(frozen=True)
 class Privacy:
-    """What of clients the server sees, beside what the transforms of the uplink leave.
+    """What the server sees of clients, in addition to what the transforms of the uplink leave.
 
     A simulation keeps to it as a federation of machines does: with secure aggregation
     its server gets the same sums.
@@ -247,7 +247,7 @@ class RunSpec:
             rounds: of the run, which the manifest does not hold.
             algorithm: the method, if the manifest's is not to be used.
             model: the model, likewise.
-            held: the frozen arrays beside the manifest.
+            held: the frozen arrays stored next to the manifest.
 
         Raises:
             ValueError: the manifest does not determine the run.
@@ -325,7 +325,7 @@ def model_of_run(
     Args:
         manifest: of the run.
         given: the model, or its network, if only the user's code knows it.
-        held: the frozen arrays beside the manifest.
+        held: the frozen arrays stored next to the manifest.
 
     Raises:
         ValueError: its network or its loss is not one of fedtailor's.

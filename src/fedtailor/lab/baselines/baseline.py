@@ -1,4 +1,4 @@
-"""`Baseline`: a model that is trained by itself, beside the federated methods."""
+"""`Baseline`: a model that is trained by itself, for comparison with the federated methods."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence

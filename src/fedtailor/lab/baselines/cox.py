@@ -1,4 +1,4 @@
-"""Cox's model beside the methods, for times to an event: of each client alone, of all
+"""Cox's model as a baseline of the methods, for times to an event: of each client alone, of all
 pooled, and stratified by client from sums.
 
 Each has the penalty that scikit-survival calls alpha = 1, without which clients of few

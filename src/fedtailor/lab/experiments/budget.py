@@ -127,7 +127,7 @@ class Halving(Choosing):
         return None if has_diverged(path) else stored_score(path, metric, rounds)
 
     def _metric(self, scenario: ComparedScenario, seed: int) -> Metric:
-        """The metric by which the runs of a scenario are compared."""
+        """The metric that the runs of a scenario are compared by."""
         federation = self.runs.data(scenario, seed)
         require(
             len(federation.val.rows) > 0,

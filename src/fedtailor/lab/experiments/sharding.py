@@ -66,7 +66,7 @@ class Shard:
 def do_all(
     tasks: Iterable[ShardedTask], wait: Callable[[float], None] = time.sleep
 ) -> None:
-    """Do all tasks, and what follows from them, beside other processes.
+    """Do all tasks, and what follows from them, together with other processes.
 
     Returns when all are done, by whichever process. While others do all that is left,
     it waits for them, as one of them may be killed.

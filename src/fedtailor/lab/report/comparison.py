@@ -208,13 +208,13 @@ def trained_baselines_table(
 def other_metrics_table(
     experiment: StoredExperiment, scenario: str
 ) -> ReportTable | None:
-    """A table of the metrics beside the one that the runs are judged by.
+    """A table of the metrics other than the one that the runs are judged by.
 
     The columns are that metric, those that the runs were asked for, the accuracy, and
     for a regression the R2 of all test rows together.
 
     Returns:
-        The table; None if there is nothing beside the metric of the runs.
+        The table; None if there is no metric but that of the runs.
     """
     labels = _finished_labels(experiment, scenario)
     runs = experiment.runs[scenario]

@@ -3,6 +3,7 @@
 import json
 import textwrap
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,14 +20,14 @@ from fedtailor.lab.results.decision import MAX_TABLE_ROWS, Decision
 from fedtailor.lab.results.decision_file import decisions_of
 from fedtailor.lab.results.experiment import StoredExperiment
 from fedtailor.lab.results.tables import ReportTable, stacked_csv
-from fedtailor.lab.results.verdict import MOST_CLIENTS, Verdict
+from fedtailor.lab.results.verdict import Verdict
 
 Format = Literal["terminal", "markdown", "csv", "latex", "json"]
 REPORT_FILE = "report.md"
 TABLES_FILE = "tables.csv"
 
 MOST_WARNINGS = 2
-"""More warnings than these are left to --details, where a comparison ends."""
+"""More caveats than these are left to --details, where a comparison ends."""
 
 
 def show(
@@ -77,25 +78,35 @@ def show(
 
 
 def print_verdict(verdict: Verdict, warnings: Sequence[str]) -> None:
-    """Prints the end of a comparison: a sentence, and a line for each client.
+    """Prints the end of a comparison: the answer, the evidence, the best candidates, a
+    line for each client, and caveats.
 
     Args:
         verdict: what to print.
         warnings: of the decision; the first `MOST_WARNINGS` are printed.
     """
-    _print_wrapped(verdict.subject, "", "  ")
-    for sentence in verdict.headline:
+    for sentence in (verdict.answer, *verdict.evidence):
         _print_wrapped(sentence, "", "  ")
     say("")
-    verdict.table(MOST_CLIENTS).show()
+    candidates = verdict.candidates_table()
+    _print_wrapped(candidates.title, "", "")
+    replace(candidates, title="").show()
+    clients = verdict.first_screen()
+    if verdict.summary or clients is not None:
+        say("")
+    if verdict.summary:
+        _print_wrapped(verdict.summary, "", "")
+    if clients is not None:
+        clients.show()
     say("")
-    for sentence in (*verdict.methods, *verdict.footnotes):
-        _print_wrapped(sentence, "", "  ")
     listed = [*verdict.warnings, *warnings]
     for warning in listed[:MOST_WARNINGS]:
-        _print_wrapped(f"Before believing it: {warning}.", "", "  ")
+        _print_wrapped(f"Caveat: {warning}.", "", "  ")
     if len(listed) > MOST_WARNINGS:
-        say(f"{len(listed) - MOST_WARNINGS} more warnings: --details")
+        more = len(listed) - MOST_WARNINGS
+        say(f"{more} more caveat{'s' if more > 1 else ''}: --details")
+    if verdict.advice:
+        _print_wrapped(verdict.advice, "", "  ")
 
 
 def write(
@@ -171,6 +182,7 @@ def markdown(
         parts.append(f"## Decision: {markdown_text(decision.scenario)}")
         if decision.verdict is not None:
             parts.append(_bullet_list(verdict_lines(decision.verdict)))
+            parts.append(decision.verdict.candidates_table().markdown().rstrip())
             parts.append(decision.verdict.table().markdown().rstrip())
         parts.append(_bullet_list(_decision_lines(decision)))
         parts += [table.markdown().rstrip() for table in _short_tables(decision)]
@@ -196,13 +208,9 @@ def as_dict(
 
 def verdict_lines(verdict: Verdict) -> list[str]:
     """All sentences of a verdict, in the order in which they are printed."""
-    return [
-        verdict.subject,
-        *verdict.headline,
-        *verdict.methods,
-        *verdict.footnotes,
-        *(f"Warning: {warning}" for warning in verdict.warnings),
-    ]
+    lines = [verdict.answer, *verdict.evidence, verdict.summary]
+    lines += (f"Caveat: {warning}" for warning in verdict.warnings)
+    return [line for line in (*lines, verdict.advice) if line]
 
 
 def _gain_tables(decisions: Sequence[Decision]) -> dict[str, ReportTable]:
@@ -220,7 +228,7 @@ def _short_tables(decision: Decision) -> list[ReportTable]:
 
 
 def _decision_lines(decision: Decision) -> list[str]:
-    warnings = (f"Warning: {warning}" for warning in decision.warnings)
+    warnings = (f"Caveat: {warning}" for warning in decision.warnings)
     return [*decision.conclusions, *warnings]
 
 

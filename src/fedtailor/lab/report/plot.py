@@ -80,7 +80,7 @@ def by_client(
 def beside(
     run: Run, other: Run, *, metric: str | None = None, split: str = "test"
 ) -> "Figure":
-    """Every client as a point: what it reaches in one run, beside another run.
+    """Every client as a point: what it reaches in one run and in another.
 
     Args:
         run: on the vertical axis.
@@ -143,7 +143,7 @@ def partition(federation: Federation) -> "Figure":
 
 
 def who_learns_from_whom(run: Run) -> "Figure":
-    """The weights by which a method mixes the clients' models, as UCFL finds them.
+    """The weights that a method mixes with the clients' models, as UCFL finds them.
 
     Clients are ordered by their true group where the federation knows it.
 

@@ -38,7 +38,7 @@ from fedtailor.statistics.decision.frames import Frame
 from fedtailor.statistics.decision.warnings import MAX_NAMES
 
 NO_TEST_MESSAGE = (
-    "There are no test data by which {} could be told, so nothing is said of which"
+    "There are no test data to measure {} on, so nothing is said of which"
     " method is best or who gains; keep some rows for testing."
 )
 ALPHA = 0.05
@@ -135,19 +135,20 @@ class Decision:
         for (method,), part in self.gains.group_by(["method"], maintain_order=True):
             unclear = int((part["verdict"] == "cannot tell").sum())
             counts = (
-                f"helps {_counted(part, 'helps', f' of {len(part)} clients')},"
-                f" hurts {_counted(part, 'hurts')}, cannot tell for {unclear}"
+                f"better for {_counted(part, 'helps', f' of {len(part)} clients')},"
+                f" worse for {_counted(part, 'hurts')}, no difference shown for"
+                f" {unclear}"
             )
             mean_gain = self._mean_gain_text(str(method))
             if self.gain_metric != self.metric:
-                # Counts in one metric do not stand beside a mean in another one.
+                # Counts in one metric are not shown with a mean in another one.
                 label = unit_of(self.gain_metric).label.removesuffix(", %")
                 conclusions.append(
-                    f"{method}, beside training alone: {mean_gain}; by {label} {counts}."
+                    f"{method} against training alone: {mean_gain}; by {label} {counts}."
                 )
                 continue
             conclusions.append(
-                f"{method}, beside training alone: {counts}; {mean_gain}."
+                f"{method} against training alone: {counts}; {mean_gain}."
             )
         return conclusions
 
@@ -184,14 +185,16 @@ class Decision:
         better = [method for method, verdict in verdicts.items() if verdict == "better"]
         worse = [method for method, verdict in verdicts.items() if verdict == "worse"]
         if better:
-            text = f"Sharing is shown to help on average by {', '.join(better)}"
+            text = f"Better than training alone on average: {', '.join(better)}"
         elif worse:
             text = (
-                "Sharing is not shown to help on average, and shown to hurt by"
-                f" {', '.join(worse)}"
+                f"Worse than training alone on average: {', '.join(worse)}; no method is"
+                " shown to be better"
             )
         else:
-            text = "Sharing is not shown to help on average, nor to hurt"
+            text = (
+                "On average no difference is shown between sharing and training alone"
+            )
         return [
             f"{text}, for clients like these (tested over all methods at once; each"
             " interval below stands for itself)."
@@ -445,8 +448,11 @@ def _training_warnings(
 ) -> list[str]:
     """Warns about validation losses that have not come to rest, and settings at a
     grid's edge.
+
+    Nothing is said of what has no room to be better.
     """
     warnings = []
+    runs = {label: seeds for label, seeds in runs.items() if not _is_perfect(seeds)}
     if experiment.index.until_converged:
         rounds = experiment.index.scenarios[scenario].rounds
         # Losses of every seed, by the rule that ends trainings.
@@ -457,7 +463,7 @@ def _training_warnings(
                 if losses := run.curve("val", "loss"):
                     of_runs[label].append((list(losses), list(losses.values())))
         warnings += warn_not_still(of_runs, rounds)
-        if not any(seeds[0].curve("val", "loss") for seeds in runs.values()):
+        if runs and not any(seeds[0].curve("val", "loss") for seeds in runs.values()):
             warnings.append(
                 f"there are no validation data, so that all trained for {rounds} rounds"
             )
@@ -483,7 +489,16 @@ def _training_warnings(
             for skipped in experiment.index.skipped
             if (skipped.scenario, skipped.algorithm) == (scenario, label)
         ]
-        chosen = next((one.parameters for one in candidates if one.chosen), {})
+        best = next((one for one in candidates if one.chosen), None)
+        if best is None:
+            continue
+        # Where another setting scored as well, an edge promises nothing beyond it.
+        others = [
+            one.val for one in candidates if not one.chosen and one.val is not None
+        ]
+        if best.val is not None and others and max(others) >= best.val:
+            continue
+        chosen = best.parameters
         # Several grids may be searched, and a setting need not be in all of them.
         grid = {}
         for name in chosen:
@@ -493,6 +508,12 @@ def _training_warnings(
     for warning, labels in labels_by_warning.items():
         warnings.append(f"{join_names(labels, MAX_NAMES)}: {warning}")
     return warnings
+
+
+def _is_perfect(seeds: Sequence[StoredRun]) -> bool:
+    """Whether a method makes no mistake on any test row."""
+    unit = seeds[0].unit
+    return unit.scale == 100 and unit.higher_is_better and mean_of_runs(seeds) >= 1
 
 
 def _no_learning_warnings(

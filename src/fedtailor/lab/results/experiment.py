@@ -68,7 +68,7 @@ class StoredExperiment:
 
     @property
     def folder(self) -> Path:
-        """The experiment's own directory, beside those of its runs."""
+        """The experiment's own directory, next to those of its runs."""
         return self.results / self.index.name
 
     @cached_property

@@ -19,18 +19,21 @@ from fedtailor.lab.results.test_values import (
 from fedtailor.lab.results.units import unit_of
 from fedtailor.lab.results.verdict import ClientVerdict, Verdict
 from fedtailor.lab.results.verdict_text import (
+    answer_of,
     baseline_ahead,
-    baseline_sentences,
-    footnotes_of,
-    headline_of,
-    hurt_sentences,
-    method_sentences,
+    better_warnings,
+    candidates_of,
+    choice_sentence,
+    next_of,
     nonlinear_warnings,
     shared_method,
+    sharing_sentences,
     subject_of,
+    summary_of,
     untrained_warnings,
+    worse_warnings,
 )
-from fedtailor.lab.results.words import LOCAL_METHOD, WORDS, use_of
+from fedtailor.lab.results.words import LOCAL_METHOD, WORDS, nouns_of, use_of
 from fedtailor.statistics.decision import (
     Hurt,
     Recommendation,
@@ -88,37 +91,39 @@ def verdict_of(
     baselines = {
         baseline_label(it): it for it in experiment.trained_baselines(scenario)
     }
-    clients = _clients(chosen, gain_metric, gains, rows, runs, baselines, sizes)
     tests = Tests(runs, baselines, splits_of(experiment, scenario))
-    ahead = baseline_ahead(tests, baselines)
     shared = shared_method(chosen, tests, base)
-    headline = [*ahead]
-    headline += headline_of(
-        chosen, tests, base, runs, shared=shared, is_behind=bool(ahead)
-    )
-    hurt = _hurt(chosen, clients, gains, base, shared)
-    warnings = [
-        *untrained_warnings(experiment, scenario, runs),
-        *nonlinear_warnings(experiment, scenario, tests, baselines),
-    ]
+    clients = _clients(chosen, shared, gain_metric, gains, rows, runs, baselines, sizes)
     arguments = experiment.index.scenarios[scenario].arguments
+    column, count = str(arguments.get("client", "client")), len(clients)
+    nouns = nouns_of(column)
+    ahead = baseline_ahead(tests, baselines)
+    answer = answer_of(chosen, runs, arguments, count, nouns, is_behind=bool(ahead))
+    evidence = [choice_sentence(chosen)] if len(runs) > 1 else []
+    if base is not None and shared:
+        evidence += sharing_sentences(tests, shared, base, chosen.method, nouns)
+    candidates = candidates_of(tests, baselines, chosen.method)
+    several = bool(chosen.of_client)
     return Verdict(
         chosen,
         unit_of(gain_metric),
-        subject=subject_of(experiment, scenario, first, gain_metric),
-        client_column=str(arguments.get("client", "client")),
-        headline=headline,
-        methods=[
-            *method_sentences(chosen, runs, base),
-            *baseline_sentences(clients),
-        ],
+        subject=subject_of(experiment, scenario, count, nouns, first.metric),
+        client_column=column,
+        nouns=nouns,
+        answer=" ".join([*ahead, answer]),
+        evidence=evidence,
+        candidates=candidates,
+        candidates_unit=first.unit,
+        summary=summary_of(clients, shared, nouns, several=several),
         clients=clients,
-        footnotes=[
-            *hurt_sentences(hurt, clients),
-            *footnotes_of(experiment, scenario, clients, first),
+        advice=next_of(experiment, scenario, clients),
+        warnings=[
+            *untrained_warnings(experiment, scenario, runs),
+            *nonlinear_warnings(experiment, scenario, tests, baselines),
+            *better_warnings(candidates, chosen.method, len(experiment.index.seeds)),
+            *worse_warnings(clients, base, nouns),
         ],
-        warnings=warnings,
-        hurt=hurt,
+        hurt=_hurt(chosen, clients, gains, base, shared),
         shared=shared,
     )
 
@@ -159,6 +164,7 @@ def simplest_first(
 
 def _clients(
     chosen: Recommendation,
+    shared: str,
     metric: str,
     gains: pl.DataFrame | None,
     rows: pl.DataFrame,
@@ -179,7 +185,12 @@ def _clients(
     if gains is not None:
         for row in gains.iter_rows(named=True):
             alone[row["client"], row["method"]] = row
-    p = np.array([alone.get((name, own[name]), {}).get("p", np.nan) for name in names])
+    # Where all should train alone, the gains say what sharing would change.
+    compared = own
+    if {label for _, label in alone}.isdisjoint(own.values()):
+        compared = dict.fromkeys(names, shared)
+    gain_of = {name: alone.get((name, compared[name])) for name in names}
+    p = np.array([(gain_of[name] or {}).get("p", np.nan) for name in names])
     adjusted = holm(p)
     beside = _baselines_of_clients(baselines, names, sizes)
     over = _over_baselines(own, beside, used, baselines, metric)
@@ -187,7 +198,7 @@ def _clients(
     entries = []
     for position, name in enumerate(names):
         found = expected.get((name, own[name]), {})
-        gain = alone.get((name, own[name]))
+        gain = gain_of[name]
         value, of_gain = over.get(name, (math.nan, None))
         label = beside.get(name)
         entries.append(

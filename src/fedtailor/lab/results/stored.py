@@ -175,7 +175,7 @@ class StoredRun:
 
     @property
     def other_metrics(self) -> list[str]:
-        """The metrics that the run was asked for beside the one that it is judged by,
+        """The metrics that the run was asked for in addition to the one that it is judged by,
         and the accuracy, if it has one.
         """
         asked = self.manifest["run"].get("metrics", [])

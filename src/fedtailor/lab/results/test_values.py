@@ -63,7 +63,7 @@ def baseline_label(baseline: TrainedBaseline) -> str:
 def splits_of(
     experiment: StoredExperiment, scenario: str, split: str = "test"
 ) -> Splits | None:
-    """How seeds divide the rows of a table anew; None where they do not, or where that
+    """How each seed splits the rows of a table; None where they do not, or where that
     is not known.
 
     Args:
@@ -89,7 +89,7 @@ class Tests:
     """The test values of methods and baselines, over seeds and clients.
 
     Attributes:
-        splits: how seeds divide the rows anew, see `splits_of`.
+        splits: how each seed splits the rows, see `splits_of`.
         values: label -> values [seeds, clients]; higher is better.
         methods: the labels of methods.
     """
@@ -120,10 +120,14 @@ class Tests:
         clients = (~np.isnan(values)).any(axis=0)
         return float(np.nanmean(values[:, clients], axis=0).mean())
 
+    def shown(self, label: str) -> float:
+        """The mean in the displayed unit, with its own direction."""
+        sign = 1 if self.unit.higher_is_better else -1
+        return self.unit.scale * sign * self.mean(label)
+
     def text(self, label: str) -> str:
         """The mean as it is shown."""
-        sign = 1 if self.unit.higher_is_better else -1
-        return f"{self.unit.scale * sign * self.mean(label):.{self.unit.digits}f}"
+        return f"{self.shown(label):.{self.unit.digits}f}"
 
     @property
     def best(self) -> str:
@@ -131,8 +135,8 @@ class Tests:
         return max(self.methods, key=self.mean)
 
     def gain(self, label: str, other: str) -> Interval:
-        """The mean gain of one over another: for these clients if seeds divide their
-        rows anew, or else for clients like these.
+        """The mean gain of one over another: for these clients if each seed splits their
+        rows differently, or else for clients like these.
         """
         differences = self.values[label] - self.values[other]
         if self.splits is None:
@@ -151,18 +155,20 @@ class Tests:
         return float(np.sqrt(resampled_variance(differences, self.splits)))
 
     def gain_text(self, gain: Interval) -> str:
-        """A gain with its interval, such as "+3.9 points of ROC AUC (95 %: +1.1 to
-        +6.7)" or "RMSE lower by 0.021 (95 %: 0.009 to 0.034)".
+        """A gain with its interval, such as "+3.9 points (95 %: +1.1 to +6.7)" or "RMSE
+        lower by 0.021 (95 %: 0.009 to 0.034)".
         """
+        return f"{self.difference_text(gain)} ({self.range_text(gain)})"
+
+    def difference_text(self, gain: Interval) -> str:
+        """A gain without its interval."""
         value = self.unit.scale * gain.estimate
         if self.unit.higher_is_better:
-            text = f"{self.unit.signed(value)} {measure_name(self.unit)}"
-        else:
-            # A sign would be read the wrong way.
-            direction = "lower" if value >= 0 else "higher"
-            center = f"{abs(value):.{self.unit.digits}f}"
-            text = f"{measure_name(self.unit)} {direction} by {center}"
-        return f"{text} ({self.range_text(gain)})"
+            return f"{self.unit.signed(value)} {measure_name(self.unit)}"
+        # A sign would be read the wrong way.
+        direction = "lower" if value >= 0 else "higher"
+        center = f"{abs(value):.{self.unit.digits}f}"
+        return f"{measure_name(self.unit)} {direction} by {center}"
 
     def range_text(self, gain: Interval) -> str:
         """The ends of a gain's interval, such as "95 %: +1.1 to +6.7"."""
@@ -179,6 +185,6 @@ class Tests:
 
 
 def measure_name(unit: Unit) -> str:
-    """A unit in a sentence: "points of ROC AUC", "RMSE"."""
+    """What is counted, in a sentence: "points" of a percentage, or "RMSE"."""
     name, _, percent = unit.label.partition(", %")
-    return f"points of {name}" if unit.label.endswith("%") or percent else name
+    return "points" if unit.label.endswith("%") or percent else name

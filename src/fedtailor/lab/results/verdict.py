@@ -13,15 +13,43 @@ from typing import Any
 from fedtailor.engine.storage.digests import finite
 from fedtailor.lab.results.tables import Cell, Number, ReportTable
 from fedtailor.lab.results.units import Unit
-from fedtailor.statistics.decision import (
-    Hurt,
-    Recommendation,
-)
+from fedtailor.lab.results.words import Nouns
+from fedtailor.statistics.decision import Hurt, Interval, Recommendation
 
 ALPHA = 0.05
 """Level of the verdicts after correction."""
 MOST_CLIENTS = 12
 """A first screen shows no more clients than these."""
+MOST_CANDIDATES = 8
+"""A table shows no more candidates than these."""
+NO_DIFFERENCE_SHOWN = "no difference shown"
+"""The verdict where an interval contains 0."""
+_WORDS = {"helps": "better", "hurts": "worse", "cannot tell": NO_DIFFERENCE_SHOWN}
+
+
+def in_words(gain: Interval) -> str:
+    """A verdict as people read it: "better", "worse" or "no difference shown"."""
+    return _WORDS[gain.verdict]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Something that could be used: a method, or a baseline that needs no pooled data.
+
+    Attributes:
+        label: its name.
+        mean: its mean on test rows over clients and seeds, in the displayed unit.
+        text: the mean as it is shown.
+        gain: gain over the recommended method with its interval, stored values; None
+            for the recommended one.
+        is_method: whether it is a method, no baseline.
+    """
+
+    label: str
+    mean: float
+    text: str
+    gain: Interval | None
+    is_method: bool = True
 
 
 @dataclass(frozen=True)
@@ -29,7 +57,7 @@ class ClientVerdict:
     """What one client should use, and what it may expect.
 
     All values are in the unit of the metric. Intervals are [low, high]; gains are
-    positive where the recommended method is better.
+    positive where sharing is better.
 
     Attributes:
         client: its name.
@@ -37,8 +65,9 @@ class ClientVerdict:
         method: label of the method that it should use.
         use: the same in words.
         value: expected metric, the mean over seeds, with `low` and `high`.
-        gain: gain over training alone, with an interval; None where the client should
-            train alone.
+        gain: gain over training alone, with an interval: of the method that it should
+            use; where all should train alone, of the method that `Verdict.shared`
+            names; None where only this client should train alone.
         p, p_holm: p-value of the gain, also corrected for all clients.
         baseline: title of the best baseline that needs no pooled data, or "".
         baseline_value: its metric.
@@ -62,10 +91,12 @@ class ClientVerdict:
     @property
     def verdict(self) -> str:
         """ "helps", "hurts" or "cannot tell", for this client alone."""
-        if self.gain is None:
-            return ""
-        _, low, high = self.gain
-        return "helps" if low > 0 else "hurts" if high < 0 else "cannot tell"
+        return "" if self.gain is None else Interval(*self.gain, self.p).verdict
+
+    @property
+    def word(self) -> str:
+        """The verdict as people read it; "" without a gain."""
+        return _word_of(self.gain)
 
 
 @dataclass(frozen=True)
@@ -75,14 +106,18 @@ class Verdict:
     Attributes:
         recommendation: the methods that were chosen.
         unit: of the metric of the clients.
-        subject: what was compared, one line.
+        subject: what was measured, one line.
         client_column: the column that names the clients.
-        headline: the decision, a few sentences.
-        methods: one sentence on each method and baseline that the table names.
+        nouns: what a client is called.
+        answer: which method to use, one sentence; before it, a baseline that is ahead of
+            all methods.
+        evidence: why, and whether sharing helps on average: at most three sentences.
+        candidates: what could be used, best first.
+        candidates_unit: of the metric of their means.
+        summary: for how many clients sharing is better and worse, or "".
         clients: one entry for each client.
-        footnotes: how many verdicts hold, and what would settle the others.
-        warnings: what makes the headline doubtful: a baseline is better, or could not be
-            trained.
+        advice: what would settle the verdicts that are open, or "".
+        warnings: what makes the answer doubtful.
         hurt: how many clients what they should use leaves worse off than training alone;
             None where nothing is compared with that.
         shared: the method that all that is said of sharing is about: the recommended one
@@ -94,54 +129,107 @@ class Verdict:
     unit: Unit
     subject: str
     client_column: str
-    headline: Sequence[str]
-    methods: Sequence[str]
+    nouns: Nouns
+    answer: str
+    evidence: Sequence[str]
+    candidates: Sequence[Candidate]
+    candidates_unit: Unit
+    summary: str
     clients: Sequence[ClientVerdict]
-    footnotes: Sequence[str]
+    advice: str = ""
     warnings: Sequence[str] = field(default_factory=tuple)
     hurt: Hurt | None = None
     shared: str = ""
 
-    def table(self, most: int | None = None) -> ReportTable:
-        """The table with one row for each client.
+    @property
+    def _differs(self) -> bool:
+        """Whether clients use different methods."""
+        return bool(self.recommendation.of_client)
+
+    def candidates_table(self, most: int = MOST_CANDIDATES) -> ReportTable:
+        """The best candidates, with the recommended one among them."""
+        chosen, unit = self.recommendation.method, self.candidates_unit
+        best = list(self.candidates[:most])
+        if all(it.gain is not None for it in best):
+            best[-1:] = [it for it in self.candidates if it.gain is None]
+        rows: list[list[Cell]] = []
+        for it in best:
+            gain: Cell = "(recommended)"
+            if it.gain is not None:
+                gain = _gain_cell(
+                    unit, (it.gain.estimate, it.gain.low, it.gain.high), "no interval"
+                )
+            rows.append([it.label, Number(it.mean, it.text), gain])
+        columns = ["candidate", f"mean\n{unit.label}", f"gain over {chosen}\n(95 %)"]
+        return ReportTable(self.subject, columns, rows)
+
+    def first_screen(self, most: int = MOST_CLIENTS) -> ReportTable | None:
+        """One line for each client, those first of which most is known.
 
         Args:
-            most: the most rows; then those with a method of their own come first, and
-                of the others those with the worst expected metric.
+            most: the most lines; of more clients, those with a method of their own come
+                first, then those that sharing makes worse, then better.
+
+        Returns:
+            None where all clients have the same figures, or are more than `most` and
+            have the same method and verdict: the summary says it.
         """
-        chosen, title = list(self.clients), ""
-        own = self.recommendation.of_client
-        note = (
-            "Tested: rows of one split. Ranges: 95 % intervals, each for itself. Gains: + is"
-            " better, unclear if the range contains 0; drawn towards the mean gain of all"
-            " clients by as much as each is uncertain."
-        )
-        if most is not None and len(chosen) > most:
-            sign = 1 if self.unit.higher_is_better else -1
-            chosen.sort(
-                key=lambda client: (
-                    client.client not in own,
-                    _last_if_nan(sign * client.value),
-                )
-            )
+        words = {client.word for client in self.clients}
+        is_same = not self._differs and len(words) == 1
+        figures = {(client.value, client.gain) for client in self.clients}
+        if is_same and (len(self.clients) > most or len(figures) == 1):
+            return None
+        chosen, title = sorted(self.clients, key=_by_gain), ""
+        if len(chosen) > most:
+            own = self.recommendation.of_client
+            order = ("worse", "better", NO_DIFFERENCE_SHOWN, "")
+            chosen.sort(key=lambda it: (it.client not in own, order.index(it.word)))
+            title = f"{most} of {len(chosen)} {self.nouns.many} (all: --details)"
             chosen = chosen[:most]
-            first = "a method of their own, then " if own else ""
-            title = (
-                f"The {most} of {len(self.clients)} clients with {first}the worst expected"
-                " metric (all: --details)"
-            )
+        columns = [self.client_column, "test rows\na split", self.unit.label]
+        by = "sharing" if self._differs else self.shared
+        columns.append(f"gain of {by}\n(95 %)")
+        text = 1
+        if not is_same:
+            columns.append("\nverdict")
+        if self._differs:
+            columns.insert(1, "use")
+            text = 2
+        rows = []
+        for client in chosen:
+            row = [client.client, Number(client.test_rows, f"{client.test_rows:,}")]
+            row += [self._value_cell(client), _gain_cell(self.unit, client.gain)]
+            if not is_same:
+                row.append(client.word)
+            if self._differs:
+                row.insert(1, client.method)
+            rows.append(row)
+        note = (
+            f"Gain: over training alone, drawn towards the mean of all {self.nouns.many} by"
+            " as much as it is uncertain; + is better."
+        )
+        return ReportTable(title, columns, rows, text=text, note=note)
+
+    def table(self) -> ReportTable:
+        """The table with one row for each client, and all that is known of it."""
+        note = (
+            "Test rows: of one split. Ranges: 95 % intervals, each for itself. Gains: + is"
+            " better; drawn towards the mean gain of all"
+            f" {self.nouns.many} by as much as each is uncertain."
+        )
         columns = [
             self.client_column,
             "use",
             f"expected\n{self.unit.label}",
-            "gain over\ntraining alone",
+            "gain of sharing over\ntraining alone",
             f"gain over\n{self._baseline_name()}",
         ]
+        clients = sorted(self.clients, key=_by_gain)
         return ReportTable(
-            title,
+            "",
             columns,
-            [self._row(client) for client in chosen],
-            below=[self._row_below(client) for client in chosen],
+            [self._row(client) for client in clients],
+            below=[self._row_below(client) for client in clients],
             text=2,
             note=note,
         )
@@ -154,22 +242,22 @@ class Verdict:
         # "logistic regression, alone"
         return titles.pop().partition(",")[0]
 
-    def _row(self, client: ClientVerdict) -> list[Cell]:
-        """What a client should use, and what it may expect."""
+    def _value_cell(self, client: ClientVerdict) -> Number:
+        """The metric that a client may expect."""
         value = self.unit.scale * client.value
         if math.isfinite(value):
-            expected = f"{value:.{self.unit.digits}f}"
-        elif client.test_rows:
-            # An area under a curve needs rows of both classes.
-            expected = "not defined"
-        else:
-            expected = "no test rows"
+            return Number(value, f"{value:.{self.unit.digits}f}")
+        # An area under a curve needs rows of both classes.
+        return Number(value, "not defined" if client.test_rows else "no test rows")
+
+    def _row(self, client: ClientVerdict) -> list[Cell]:
+        """What a client should use, and what it may expect."""
         return [
             client.client,
             client.use,
-            Number(value, expected),
-            self._gain_cell(client.gain),
-            self._gain_cell(client.over_baseline),
+            self._value_cell(client),
+            _gain_cell(self.unit, client.gain),
+            _gain_cell(self.unit, client.over_baseline),
         ]
 
     def _row_below(self, client: ClientVerdict) -> list[str]:
@@ -185,37 +273,32 @@ class Verdict:
             f"{client.test_rows:,} tested",
             client.method,
             expected,
-            self._interval_text(client.gain),
-            self._interval_text(client.over_baseline),
+            client.word,
+            _word_of(client.over_baseline),
         ]
-
-    def _gain_cell(self, gain: tuple[float, float, float] | None) -> Cell:
-        """A gain, and whether it is one."""
-        if gain is None:
-            return "-"
-        center, low, high = (self.unit.scale * value for value in gain)
-        if not (math.isfinite(low) and math.isfinite(high)):
-            return Number(center, "too few rows")
-        verdict = "better" if low > 0 else "worse" if high < 0 else "unclear"
-        return Number(center, f"{self.unit.signed(center)} {verdict}")
-
-    def _interval_text(self, gain: tuple[float, float, float] | None) -> str:
-        """The ends of the interval of a gain; "" where there is none."""
-        if gain is None or not all(map(math.isfinite, gain)):
-            return ""
-        _, low, high = (self.unit.scale * value for value in gain)
-        return f"{self.unit.signed(low)} to {self.unit.signed(high)}"
 
     def as_dict(self) -> dict[str, Any]:
         """Converts the verdict to a dict for JSON."""
         return finite(
             {
                 "subject": self.subject,
-                "sentences": list(self.headline),
+                "answer": self.answer,
+                "evidence": list(self.evidence),
                 "method": self.recommendation.method,
                 "best_on_validation": self.recommendation.best,
                 "equal_on_validation": list(self.recommendation.close),
-                "methods": list(self.methods),
+                "sharing_by": self.shared,
+                "candidates": [
+                    {
+                        "name": it.label,
+                        "mean": it.mean,
+                        "gain": None
+                        if it.gain is None
+                        else (it.gain.estimate, it.gain.low, it.gain.high),
+                    }
+                    for it in self.candidates
+                ],
+                "summary": self.summary,
                 "clients": [
                     {
                         "client": it.client,
@@ -228,7 +311,7 @@ class Verdict:
                         "gain": it.gain,
                         "p": it.p,
                         "p_holm": it.p_holm,
-                        "sharing": it.verdict,
+                        "sharing": it.word,
                         "baseline": it.baseline,
                         "baseline_value": it.baseline_value,
                         "gain_over_baseline": it.over_baseline,
@@ -236,11 +319,45 @@ class Verdict:
                     for it in self.clients
                 ],
                 "hurt": None if self.hurt is None else asdict(self.hurt),
-                "footnotes": list(self.footnotes),
+                "advice": self.advice,
                 "warnings": list(self.warnings),
             }
         )
 
 
-def _last_if_nan(value: float) -> float:
-    return math.inf if math.isnan(value) else value
+def _word_of(gain: tuple[float, float, float] | None) -> str:
+    """The verdict on a gain as people read it; "" without one."""
+    return "" if gain is None else in_words(Interval(*gain, math.nan))
+
+
+def _by_gain(client: ClientVerdict) -> float:
+    """Sorts clients by their gains, the largest first, and those without one last."""
+    gain = math.nan if client.gain is None else client.gain[0]
+    return math.inf if math.isnan(gain) else -gain
+
+
+def _range_text(unit: Unit, gain: tuple[float, float, float] | None) -> str:
+    """The ends of the interval of a gain; "" where there is none."""
+    if gain is None or not all(map(math.isfinite, gain)):
+        return ""
+    _, low, high = (unit.scale * value for value in gain)
+    return f"{unit.signed(low)} to {unit.signed(high)}"
+
+
+def _gain_cell(
+    unit: Unit, gain: tuple[float, float, float] | None, unknown: str = "too few rows"
+) -> Cell:
+    """A gain with its interval, such as "-0.5 (-1.7 to +0.7)".
+
+    Args:
+        unit: of the metric.
+        gain: the gain and the ends of its interval, stored values; or None.
+        unknown: said in place of an interval that is not known.
+    """
+    if gain is None or math.isnan(gain[0]):
+        return "-"
+    if not any(gain):
+        return Number(0.0, "the same scores")
+    center = unit.scale * gain[0]
+    ends = _range_text(unit, gain) or unknown
+    return Number(center, f"{unit.signed(center)} ({ends})")

@@ -1,22 +1,26 @@
-"""The sentences of a verdict."""
+"""The sentences of a verdict: the answer first, then the evidence, then caveats."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from fedtailor._base.printable import join_names
 from fedtailor.lab.baselines import CHOSEN
 from fedtailor.lab.results.experiment import StoredExperiment, TrainedBaseline
 from fedtailor.lab.results.measures import mean_of_runs
-from fedtailor.lab.results.stored import RunsByMethod, StoredRun
+from fedtailor.lab.results.stored import RunsByMethod
 from fedtailor.lab.results.test_values import Tests
 from fedtailor.lab.results.units import unit_of
-from fedtailor.lab.results.verdict import ALPHA, ClientVerdict
-from fedtailor.lab.results.words import sentence_of
-from fedtailor.statistics.decision import (
-    Hurt,
-    Interval,
-    Recommendation,
+from fedtailor.lab.results.verdict import (
+    ALPHA,
+    NO_DIFFERENCE_SHOWN,
+    Candidate,
+    ClientVerdict,
+    in_words,
 )
+from fedtailor.lab.results.words import Nouns, sentence_of
+from fedtailor.statistics.decision import Recommendation, holm
 from fedtailor.statistics.decision.intervals import MIN_SEEDS
 from fedtailor.statistics.decision.warnings import MAX_NAMES
 
@@ -29,38 +33,40 @@ IN_UNITS_OF_TARGET = ("rmse", "mae")
 
 
 def subject_of(
-    experiment: StoredExperiment, scenario: str, first: StoredRun, metric: str
+    experiment: StoredExperiment, scenario: str, clients: int, nouns: Nouns, metric: str
 ) -> str:
-    """What was compared, in one line."""
+    """What was measured, in one line: the title of the table of candidates.
+
+    Args:
+        experiment: the index.
+        scenario: label of the scenario.
+        clients: their number.
+        nouns: what a client is called.
+        metric: the metric of the clients.
+    """
     arguments = experiment.index.scenarios[scenario].arguments
-    path, column = arguments.get("path"), arguments.get("client", "client")
+    path = arguments.get("path")
     name = scenario if not path else str(path).rpartition("/")[2]
-    count = len(first.seen_clients)
-    clients = f"{count} client{'s' if count > 1 else ''}"
-    if column != "client":
-        clients += f" ({column})"
     return (
-        f"{name}: {_predicted(arguments)}{clients}, judged by"
-        f" {_judged_by(experiment, scenario, metric)} on rows that no training saw"
-        f" ({_splits(experiment, arguments)})"
+        f"{name}: test {_judged_by(experiment, scenario, metric)}; mean over"
+        f" {nouns.counted(clients)}, {_splits(experiment, arguments)}"
     )
 
 
 def _predicted(arguments: Mapping[str, Any]) -> str:
-    """What is predicted, as in "predicting num (>0) for "; "" if that has no name."""
+    """What is predicted, as in " to predict num (>0)"; "" if that has no name."""
     target = arguments.get("target")
     if not target:
         return ""
     # A few labels are shown; more would hide the rest of the line.
     positive = join_names(list(arguments.get("positive") or ()), MAX_NAMES)
-    named = f"{target} ({positive})" if positive else str(target)
-    return f"predicting {named} for "
+    return f" to predict {target} ({positive})" if positive else f" to predict {target}"
 
 
 def _judged_by(experiment: StoredExperiment, scenario: str, metric: str) -> str:
     """A metric with its direction, and what who learns nothing gets."""
     unit, arguments = unit_of(metric), experiment.index.scenarios[scenario].arguments
-    name = unit.label.removesuffix(", %")
+    name = unit.label
     if metric in CHANCE_AT_HALF:
         best, guess = f"{unit.scale:g}", f"{unit.scale / 2:g}"
         return f"{name} ({best} is perfect, {guess} a guess)"
@@ -75,7 +81,7 @@ def _judged_by(experiment: StoredExperiment, scenario: str, metric: str) -> str:
         answer = "most frequent class"
     if answer and runs and runs[0].metric == metric:
         value = f"{unit.scale * mean_of_runs(runs):.{unit.digits}f}"
-        words.append(f"{value} for always answering the {answer}")
+        words.append(f"always answering the {answer}: {value}")
     return f"{name} ({'; '.join(words)})"
 
 
@@ -86,80 +92,71 @@ def _splits(experiment: StoredExperiment, arguments: Mapping[str, Any]) -> str:
         if seeds % folds:
             return f"{seeds} of {folds} folds"
         many = "" if seeds == folds else f", {seeds // folds} times"
-        return f"{folds} folds{many}"
+        return f"{folds} folds{many}, so that every row is tested"
     many = "s" if seeds > 1 else ""
     if arguments.get("split") or arguments.get("time"):
         return f"one split, {seeds} seed{many}"
     return f"{seeds} random split{many}"
 
 
-def headline_of(
+def answer_of(
     chosen: Recommendation,
-    tests: Tests,
-    base: str | None,
     runs: RunsByMethod,
+    arguments: Mapping[str, Any],
+    clients: int,
+    nouns: Nouns,
     *,
-    shared: str,
     is_behind: bool,
-) -> list[str]:
-    """Which method to take and why, and whether sharing helps on average.
+) -> str:
+    """The answer in one sentence: which method to use, and what it is.
 
     Args:
         chosen: the methods that were chosen.
-        tests: the test values.
-        base: label of the method that trains every client alone.
         runs: label -> finished runs.
-        shared: the method that sharing is spoken of by, or "".
+        arguments: of the scenario.
+        clients: their number.
+        nouns: what a client is called.
         is_behind: whether a baseline is ahead of all methods, which was said before.
     """
-    sentences = [_use_sentence(chosen, base, runs, of_federated=is_behind)]
-    if base is not None and shared:
-        sentences.append(_sharing_sentence(tests, shared, base, chosen.method))
-    return sentences
+
+    def what(label: str) -> str:
+        return nouns.said(sentence_of(runs[label][0].method))
+
+    method, own = chosen.method, chosen.of_client
+    if clients == 1:
+        whom = f"for the only {nouns.one}"
+    elif own:
+        whom = f"for {clients - len(own)} of {nouns.counted(clients)}"
+    else:
+        whom = f"for all {nouns.counted(clients)}"
+    use = "Of the federated methods use" if is_behind else "Use"
+    text = f"{use} {method}{_predicted(arguments)} {whom}"
+    if not own:
+        return f"{text}: {what(method)}."
+    of_method: dict[str, list[str]] = {}
+    for client, label in own.items():
+        of_method.setdefault(label, []).append(client)
+    for label, names in of_method.items():
+        text += f", and {label} for {join_names(names, MAX_NAMES)}"
+    meanings = "; ".join(f"{label}: {what(label)}" for label in (method, *of_method))
+    return f"{text} ({meanings})."
 
 
-def _use_sentence(
-    chosen: Recommendation,
-    base: str | None,
-    runs: RunsByMethod,
-    *,
-    of_federated: bool,
-) -> str:
-    """Which method to take, what it is, and why it was chosen."""
-    method = chosen.method
-    what = sentence_of(runs[method][0].method)
-    use = f"Of the federated methods use {method}" if of_federated else f"Use {method}"
-    text = f"{use}: {what}."
-    if chosen.of_client:
-        text = f"{use}, but {_exceptions(chosen)}. {method}: {what}."
-    others = [label for label in chosen.close if label != method]
-    if not others:
-        reason = "it beats all other federated methods by more than a standard error"
-    elif method == chosen.best:
+def choice_sentence(chosen: Recommendation) -> str:
+    """Why the method was chosen."""
+    ties = len(chosen.close)
+    if ties == 1:
+        reason = "best on validation rows by more than one standard error"
+    elif chosen.method == chosen.best:
         reason = (
-            "it is the best, and the simplest of those that tie with it within a standard"
-            f" error ({join_names(others, MAX_NAMES)})"
+            f"best on validation rows, and simplest of {ties} within one standard error"
         )
     else:
         reason = (
-            f"it is the simplest of {len(chosen.close)} that tie within a standard error"
-            f" ({chosen.best} is the best of them)"
+            f"simplest of {ties} within one standard error of {chosen.best} on validation"
+            " rows"
         )
-    if others and base is not None and base not in chosen.close:
-        reason += "; training alone lags there"
-    return f"{text} On validation data {reason}."
-
-
-def _exceptions(chosen: Recommendation) -> str:
-    """Which clients should use another method: "ditto for a, b and local for c"."""
-    clients: dict[str, list[str]] = {}
-    for client, method in chosen.of_client.items():
-        clients.setdefault(method, []).append(client)
-    parts = [
-        f"{method} for {join_names(names, MAX_NAMES)}"
-        for method, names in clients.items()
-    ]
-    return " and ".join(parts)
+    return f"Why: {reason}."
 
 
 def shared_method(chosen: Recommendation, tests: Tests, base: str | None) -> str:
@@ -173,47 +170,38 @@ def shared_method(chosen: Recommendation, tests: Tests, base: str | None) -> str
     return max(shared, key=tests.mean, default="")
 
 
-def _sharing_sentence(tests: Tests, method: str, base: str, chosen: str) -> str:
-    """Whether sharing helps on average, by a method that shares.
+def sharing_sentences(
+    tests: Tests, method: str, base: str, chosen: str, nouns: Nouns
+) -> list[str]:
+    """Whether sharing helps on average: for these clients, and for others like these.
 
     Args:
         tests: the test values.
         method: the method that shares.
         base: the one that trains every client alone.
         chosen: the one that was chosen for all, which may be either.
+        nouns: what a client is called.
     """
-    gain, elsewhere = tests.gain(method, base), tests.gain_elsewhere(method, base)
-    by = "" if method == chosen else f" by {method}"
-    than = "over" if tests.unit.higher_is_better else "than by"
-    text = f"{tests.gain_text(gain)}{by} {than} training alone"
-    whom, beside = "clients like these", ""
-    if tests.splits is not None:
-        whom = "these clients"
-        beside = f" For clients like these {_elsewhere(elsewhere)}"
-        beside += f" ({tests.range_text(elsewhere)})."
-    seeds = len(tests.values[method])
+    what = "Against" if method == chosen else f"{method} against"
+    what += " training alone"
+    differences = tests.values[method] - tests.values[base]
+    if not np.nan_to_num(differences).any():
+        return [f"{what}: no score differs, so these test rows cannot tell them apart."]
+    gain, seeds = tests.gain(method, base), len(differences)
     if seeds < MIN_SEEDS:
-        return (
-            f"{seeds} split{'s' if seeds > 1 else ''} cannot tell whether sharing helps:"
-            f" {text}."
-        )
-    if gain.verdict == "helps":
-        return f"Sharing helps {whom} on average: {text}.{beside}"
-    if gain.verdict == "hurts":
-        return f"Sharing hurts {whom} on average: {text}.{beside}"
-    return (
-        f"The test rows cannot tell whether sharing helps {whom} on average: {text}."
-        f"{beside}"
-    )
-
-
-def _elsewhere(gain: Interval) -> str:
-    """What is known of clients like these, as the middle of a sentence."""
-    if gain.verdict == "helps":
-        return "it helps"
-    if gain.verdict == "hurts":
-        return "it hurts"
-    return "it is open"
+        splits = f"{seeds} split{'s' if seeds > 1 else ''}"
+        return [
+            f"{what}: {tests.difference_text(gain)} in {splits}, too few to conclude."
+        ]
+    found = f"{what}: {tests.gain_text(gain)}, {in_words(gain)}"
+    if tests.splits is None:
+        return [f"{found} (for {nouns.many} like these)."]
+    elsewhere = tests.gain_elsewhere(method, base)
+    return [
+        f"{found}.",
+        f"For other {nouns.many} like these: {in_words(elsewhere)}"
+        f" ({tests.range_text(elsewhere)}).",
+    ]
 
 
 def baseline_ahead(tests: Tests, baselines: Mapping[str, TrainedBaseline]) -> list[str]:
@@ -222,6 +210,9 @@ def baseline_ahead(tests: Tests, baselines: Mapping[str, TrainedBaseline]) -> li
     It is said if the baseline with the best mean is ahead of the best method by more
     than one standard error; and that it is better, if it is shown to be better than
     every method. All of these tests have to be passed, so that none is corrected.
+
+    Returns:
+        The sentence, with how to use it; empty if no baseline is ahead.
     """
     alone = [
         label
@@ -236,46 +227,118 @@ def baseline_ahead(tests: Tests, baselines: Mapping[str, TrainedBaseline]) -> li
     if not gain.estimate > tests.error(label, best):
         return []
     name, title = baselines[label].about.name, baselines[label].title
-    can_be_used = all(CHOSEN in run.summary for run in baselines[label].runs)
-    what, advice = "a yardstick, of which no model is made", []
-    if can_be_used:
-        what = "needs no pooled rows"
-        advice = [f"Its models: fedtailor finalize RESULTS --method {name}."]
     everywhere = all(
         tests.gain(label, method).verdict == "helps" for method in tests.methods
     )
     seeds = len(tests.values[label])
-    how = "Better than every federated method"
+    how, sure = "is better than", f" ({tests.range_text(gain)})"
     if seeds < MIN_SEEDS:
         # An interval of one split may exclude 0, and says nothing of others.
         splits = f"{seeds} split{'s' if seeds > 1 else ''}"
-        how = f"Ahead of every federated method in {splits}, too few to tell of others"
+        how, sure = "scores better than", f" in {splits}, too few to conclude"
     elif not everywhere:
-        how = "Ahead of every federated method, though not shown to be better"
+        how, sure = "scores better than", f"{sure}, {NO_DIFFERENCE_SHOWN}"
+    use = "it is a yardstick, of which no model is made"
+    if all(CHOSEN in run.summary for run in baselines[label].runs):
+        use = f"its models: fedtailor finalize RESULTS --method {name}"
     return [
-        f"{how}: {title} ({what}), {tests.text(label)} against {tests.text(best)} of"
-        f" {best}, {tests.gain_text(gain)}.",
-        *advice,
+        f"Without a federation, {title} {how} every federated method:"
+        f" {tests.text(label)} against {tests.text(best)} of {best}{sure}; {use}."
     ]
 
 
-def hurt_sentences(hurt: Hurt | None, clients: Sequence[ClientVerdict]) -> list[str]:
-    """How many clients are worse off than alone, and who uses a method all the same."""
-    if hurt is None or not hurt.worse:
+def candidates_of(
+    tests: Tests, baselines: Mapping[str, TrainedBaseline], chosen: str
+) -> list[Candidate]:
+    """What could be used, best mean on test rows first, each compared with what was chosen."""
+    titles = {label: label for label in tests.methods}
+    for label, it in baselines.items():
+        if label in tests.values and not it.about.needs_pooled_data:
+            titles[label] = f"{it.title} (no federation)"
+    found = []
+    for label in sorted(titles, key=tests.mean, reverse=True):
+        gain = None if label == chosen else tests.gain(label, chosen)
+        mean, text = tests.shown(label), tests.text(label)
+        found.append(Candidate(titles[label], mean, text, gain, label in tests.methods))
+    return found
+
+
+def better_warnings(
+    candidates: Sequence[Candidate], chosen: str, seeds: int
+) -> list[str]:
+    """Warns if a method that was not chosen is shown to be better on test rows."""
+    if seeds < MIN_SEEDS:
         return []
-    sentences = [
-        f"By these figures {hurt.worse} of {hurt.clients} clients would do better alone"
-        f" than by {hurt.method} (shown for {hurt.shown or 'none'})."
+    others = [it for it in candidates if it.gain is not None and it.is_method]
+    adjusted = holm(np.array([it.gain.p for it in others if it.gain is not None]))
+    better = [
+        it.label
+        for it, p in zip(others, adjusted, strict=True)
+        if it.gain is not None and it.gain.low > 0 and p < ALPHA
     ]
-    worse = [client.client for client in clients if client.verdict == "hurts"]
-    if worse:
-        sentences.append(
-            "Worse by what the table tells them to use than alone:"
-            f" {join_names(worse, MAX_NAMES)}. Methods are chosen by validation rows, and"
-            " these are test rows: if they chose, nothing would be left to measure the"
-            " choice by."
+    if not better:
+        return []
+    return [
+        f"{join_names(better, MAX_NAMES)}: better than {chosen} on test rows; the choice"
+        " is made on validation rows, so that test rows can measure it"
+    ]
+
+
+def summary_of(
+    clients: Sequence[ClientVerdict], shared: str, nouns: Nouns, *, several: bool
+) -> str:
+    """How many clients gain from sharing; "" if nothing is known of their gains.
+
+    Args:
+        clients: one entry for each client.
+        shared: the method that shares.
+        nouns: what a client is called.
+        several: whether clients use different methods.
+    """
+    judged = [client for client in clients if client.gain is not None]
+    if not judged:
+        return ""
+    by = "what each uses" if several else shared
+    words = [client.word for client in judged]
+    if len(set(words)) == 1 and words[0] == NO_DIFFERENCE_SHOWN:
+        return (
+            f"For none of the {nouns.counted(len(judged))} is a difference shown between"
+            f" {by} and training alone."
         )
-    return sentences
+    counts = []
+    for word in ("better", "worse", NO_DIFFERENCE_SHOWN):
+        if word in words:
+            counts.append(f"{word} for {words.count(word)}")
+    text = (
+        f"{by[0].upper()}{by[1:]} against training alone, {nouns.one} by {nouns.one}:"
+        f" {', '.join(counts)}"
+    )
+    shown = [client for client in judged if client.word != NO_DIFFERENCE_SHOWN]
+    corrected = sum(client.p_holm < ALPHA for client in shown)
+    if corrected < len(shown):
+        text += (
+            f" (of the {len(shown)} differences, {corrected} remain after correction for"
+            f" {len(judged)} tests)"
+        )
+    return f"{text}."
+
+
+def worse_warnings(
+    clients: Sequence[ClientVerdict], base: str | None, nouns: Nouns
+) -> list[str]:
+    """Warns if a client uses a method that is shown to be worse than training alone."""
+    worse = [
+        client.client
+        for client in clients
+        if client.word == "worse" and client.method != base
+    ]
+    if not worse:
+        return []
+    some = nouns.one if len(worse) == 1 else nouns.many
+    return [
+        f"worse on test rows than training alone: {some} {join_names(worse, MAX_NAMES)};"
+        " the choice is made on validation rows, so that test rows can measure it"
+    ]
 
 
 def untrained_warnings(
@@ -288,7 +351,7 @@ def untrained_warnings(
         if skipped.scenario == scenario and is_baseline:
             titles.setdefault(skipped.why, []).append(skipped.algorithm)
     return [
-        f"could not be trained beside the methods: {join_names(names)}: {why}"
+        f"not trained, so not compared: {join_names(names)}: {why}"
         for why, names in titles.items()
     ]
 
@@ -325,66 +388,19 @@ def nonlinear_warnings(
     ]
 
 
-def method_sentences(
-    chosen: Recommendation, runs: RunsByMethod, base: str | None
-) -> list[str]:
-    """One sentence on each method that is named above and not explained there."""
-    named = list(chosen.of_client.values())
-    if base is not None and chosen.method == base:
-        named.append(chosen.best)
-    labels = [
-        label
-        for label in dict.fromkeys(named)
-        if label in runs and label != chosen.method
+def next_of(
+    experiment: StoredExperiment, scenario: str, clients: Sequence[ClientVerdict]
+) -> str:
+    """What would settle the verdicts that are open; "" if none is.
+
+    More seeds settle nothing where all methods make the same errors on all rows.
+    """
+    open_gains = [
+        client.gain for client in clients if client.word == NO_DIFFERENCE_SHOWN
     ]
-    return [f"{label}: {sentence_of(runs[label][0].method)}." for label in labels]
-
-
-def baseline_sentences(clients: Sequence[ClientVerdict]) -> list[str]:
-    """Which baseline the clients are compared with, in a sentence."""
-    clients_by_title: dict[str, list[str]] = {}
-    for client in clients:
-        if client.over_baseline is not None:
-            clients_by_title.setdefault(client.baseline, []).append(client.client)
-    if not clients_by_title:
-        return []
-    first, *others = sorted(
-        clients_by_title, key=lambda title: -len(clients_by_title[title])
-    )
-    exceptions = "".join(
-        f"; for {join_names(clients_by_title[title], MAX_NAMES)}: {title}"
-        for title in others
-    )
-    return [
-        "Best baseline, of those that need no pooled rows, by validation data:"
-        f" {first}{exceptions}."
-    ]
-
-
-def footnotes_of(
-    experiment: StoredExperiment,
-    scenario: str,
-    clients: Sequence[ClientVerdict],
-    first: StoredRun,
-) -> list[str]:
-    """How many verdicts hold after correction, and what would settle the others."""
-    judged = [client for client in clients if client.gain is not None]
-    if not judged:
-        return []
-    counts: dict[str, list[int]] = {}
-    for verdict in ("helps", "hurts"):
-        found = [client for client in judged if client.verdict == verdict]
-        corrected = sum(client.p_holm < ALPHA for client in found)
-        counts[verdict] = [len(found), corrected]
-    unclear = len(judged) - counts["helps"][0] - counts["hurts"][0]
-    text = (
-        f"Client by client, sharing is shown to help {counts['helps'][0]} and to hurt"
-        f" {counts['hurts'][0]} of {len(judged)} ({counts['helps'][1]} and"
-        f" {counts['hurts'][1]} after correction for {len(judged)} tests)."
-    )
-    if unclear:
-        text += f" {_settling(experiment, scenario)}"
-    return [text]
+    if not any(gain is not None and gain[0] for gain in open_gains):
+        return ""
+    return _settling(experiment, scenario)
 
 
 def _settling(experiment: StoredExperiment, scenario: str) -> str:
@@ -403,7 +419,7 @@ def _settling(experiment: StoredExperiment, scenario: str) -> str:
     is_table = index.scenarios[scenario].use == "table"
     if is_table and not fixed and not arguments.get("folds"):
         return (
-            f"To tell more: the same command with --folds {LEAST_FOLDS}, by which every"
+            f"To tell more: the same command with --folds {LEAST_FOLDS}, which tests every"
             f" row is tested ({minutes(LEAST_FOLDS)}), or more rows."
         )
     return f"To tell more: more seeds ({minutes(2 * seeds)} for {2 * seeds}), or more rows."

@@ -1,7 +1,9 @@
 """The methods that a comparison speaks of by name: which are compared unless others are
-named, what a client uses, and what a method is, in one line each.
+named, what a client uses, and what a method is, in one line each; and what clients are
+called.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -10,6 +12,37 @@ from fedtailor.protocol import About
 
 LOCAL_METHOD = "local"
 """The method that trains every client alone."""
+
+
+@dataclass(frozen=True)
+class Nouns:
+    """What the clients of a table are called, such as "hospital" and "hospitals"."""
+
+    one: str = "client"
+    many: str = "clients"
+
+    def counted(self, number: int) -> str:
+        """A number of them: "4 hospitals"."""
+        return f"{number} {self.one if number == 1 else self.many}"
+
+    def said(self, text: str) -> str:
+        """A text about clients with this noun in place of theirs."""
+        return re.sub(r"\bclient\b", lambda _: self.one, text)
+
+
+def nouns_of(column: str) -> Nouns:
+    """The nouns that follow from the name of the column of clients.
+
+    Names that are no plain English word in the singular leave it at "client".
+    """
+    one = column.lower()
+    if not re.fullmatch(r"[A-Za-z]?[a-z]{2,}", column) or one.endswith(("s", "id")):
+        return Nouns()
+    if re.search(r"[^aeiou]y$", one):
+        return Nouns(one, f"{one[:-1]}ies")
+    if one.endswith(("x", "ch", "sh")):
+        return Nouns(one, f"{one}es")
+    return Nouns(one, f"{one}s")
 
 
 @dataclass(frozen=True)

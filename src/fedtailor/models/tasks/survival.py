@@ -1,5 +1,5 @@
-"""Time to an event: targets are [time, event], of which event is 1, or 0 where the subject
-was last seen without it (censored).
+"""Time to an event: targets are [time, event], where event is 1 if it occurred, and 0
+if the subject was last seen without it (censored).
 
 `DiscreteTime` is a sum over examples, so that mini-batches and clients are unbiased parts
 of it. `CoxPartial` compares the examples of a batch with each other: with all rows of a

@@ -6,7 +6,6 @@ rounds follow (see `work`). At any time it may ask to "describe" the table.
 """
 
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -302,5 +301,5 @@ class JobHandler:
             self._store,
             self._account,
             self._least_clients,
-            partial(exposure.check_sent, most=self._numbers_per_cell),
+            self._numbers_per_cell * exposure.cells,
         )

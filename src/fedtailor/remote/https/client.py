@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from fedtailor._base.choice import require
 from fedtailor._base.documentation import see
 from fedtailor._base.memory import total_memory
+from fedtailor._base.printable import one_line
 from fedtailor.remote.https.port import CONTENT_TYPE, GROUP
 from fedtailor.remote.https.server import NUMBER, POLL_S
 from fedtailor.remote.keys.kit import Kit
@@ -158,7 +159,7 @@ class Connection:
         return status == 204
 
     def close(self) -> None:
-        """Go offline; the coordinator is told if it can be reached."""
+        """Go offline; tells the coordinator if it can be reached."""
         with suppress(Disconnected, ValueError):
             self._ask("POST", f"/leave/{self.session}", seconds=LEAVE_S)
         self._client.close()
@@ -195,6 +196,12 @@ class Connection:
                         f"another process has come to {self.address} with this client's"
                         " kit"
                     )
+                if response.is_redirect:
+                    raise Disconnected(
+                        f"the server at {self.address} answers with a redirect"
+                        f" ({response.status_code}), which a client does not follow; check"
+                        " the address in job.toml, and what stands before that server"
+                    )
                 body = bytearray()  # its parts may be single bytes
                 for part in response.iter_raw():
                     body += part
@@ -210,7 +217,9 @@ class Connection:
             raise self._translated(error) from None
 
     def _translated(self, error: Exception) -> Exception:
-        """The error that the caller is told in place of one of the network."""
+        """The error that the caller gets instead of one of the network."""
+        import httpx
+
         # httpx wraps the error of the TLS library, some versions more than once.
         cause: BaseException | None = error
         while cause is not None:
@@ -227,6 +236,11 @@ class Connection:
                     " certificate (yet)"
                 )
             cause = cause.__cause__ or cause.__context__
+        if isinstance(error, httpx.ProxyError):
+            return Disconnected(
+                f"the proxy of HTTPS_PROXY does not lead to {self.address}"
+                f" ({one_line(str(error)[:60])})"
+            )
         return Disconnected(f"cannot reach the coordinator at {self.address}")
 
 

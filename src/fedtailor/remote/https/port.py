@@ -153,7 +153,7 @@ def _read_trust(coordinator: Path) -> _Trust:
     except (OSError, ssl.SSLError) as error:
         raise ValueError(
             f"server.crt and server.key in {coordinator} cannot be used ({error}); make"
-            " them anew: fedtailor federation renew"
+            " them again: fedtailor federation renew"
         ) from None
     for name, certificate in read_certificates(coordinator).items():
         try:
@@ -161,7 +161,7 @@ def _read_trust(coordinator: Path) -> _Trust:
             context.load_verify_locations(cadata=encoded)
         except (ValueError, ssl.SSLError):
             raise ValueError(
-                f"the certificate of client {name} cannot be read; make it anew:"
+                f"the certificate of client {name} cannot be read; renew it:"
                 f" fedtailor federation renew --clients {name}"
             ) from None
         names[hashlib.sha256(encoded).digest()] = name

@@ -68,7 +68,7 @@ class _Box:
         self.messages.clear()
 
     def next(self, after: str) -> tuple[str, bytes] | None:
-        """The first message after one, or of all if that one is not there."""
+        """The message that follows a given one; the first of all if that is not there."""
         numbers = [number for number, _ in self.messages]
         place = numbers.index(after) + 1 if after in numbers else 0
         return self.messages[place] if place < len(numbers) else None

@@ -133,7 +133,7 @@ class _Boosting(_Table):
 
 @dataclass(frozen=True)
 class Boosting:
-    """Trees that a federation may boost, beside what it trains.
+    """Trees that a federation may boost, in addition to what it trains.
 
     Attributes:
         settings: how trees are grown, and how many at most.
@@ -252,7 +252,7 @@ class Job:
 
     @property
     def callbacks(self) -> tuple[Callback, ...]:
-        """What may end a run by this job early, beside what its spec says."""
+        """What may end a run of this job early, in addition to what its spec says."""
         return () if self.until_score is None else (UntilScore(self.until_score),)
 
     @property

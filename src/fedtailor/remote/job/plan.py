@@ -50,7 +50,7 @@ class Plan:
         evaluate: whether clients send sums of losses and of correct predictions.
         inputs: fingerprint of the federated preprocessing; empty without it.
         sums: settings of secure aggregation; None without it.
-        measured: names of metrics that clients send beside the loss and the accuracy.
+        measured: names of metrics that clients send in addition to the loss and the accuracy.
         rounds: number of rounds; a client answers no requests beyond them.
         boosting: trees that may be boosted; None = none.
     """
@@ -70,7 +70,7 @@ class Plan:
 
     @property
     def requested_metrics(self) -> tuple[str, ...]:
-        """The metrics beside those of every run: the job's, or those of survival, whose
+        """The metrics in addition to those of every run: the job's, or those of survival, whose
         loss says little.
 
         Errors of a regression follow from its loss, and classes have their accuracy.

@@ -36,7 +36,7 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1")
 """Names in every server certificate, for clients on the coordinator's machine."""
 
 PACKAGES = ("cryptography", "h11", "httpx")
-"""What a federation of machines imports beside the dependencies of fedtailor."""
+"""What a federation of machines imports in addition to the dependencies of fedtailor."""
 
 
 @dataclass(frozen=True)

@@ -230,11 +230,11 @@ def _check_case(coordinator: Path, clients: Sequence[str]) -> None:
 
 
 def renew_certificate(directory: Path, *, authority: bool = False) -> None:
-    """Make the coordinator's certificate anew, for the address in job.toml.
+    """Renew the coordinator's certificate, for the address in job.toml.
 
     Args:
         directory: directory of the federation.
-        authority: whether to make the authority anew, too. Clients then need its
+        authority: whether to renew the authority, too. Clients then need its
             certificate in place of the old one; it is put into the kits that are here.
 
     Raises:
@@ -255,7 +255,7 @@ def renew_certificate(directory: Path, *, authority: bool = False) -> None:
 
 
 def renew_keys(directory: Path, clients: Sequence[str]) -> None:
-    """Make clients' keys and certificates anew; the old ones are not accepted any more.
+    """Renew clients' keys and certificates; the old ones are not accepted any more.
 
     A kit that is here gets the new ones and keeps everything else. For others a kit is
     made, of which the client needs only `client.pem`. A revoked client is let in again.

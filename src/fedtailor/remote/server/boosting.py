@@ -100,7 +100,7 @@ def boost_clients(
     Raises:
         ValueError: the job boosts no trees, or clients, rows and directory do not fit.
         TooFewClients: a client did not answer for `patience` seconds; the rounds so far
-            are kept beside the directory, to `resume`.
+            are kept next to the directory, to `resume`.
     """
     require(
         job.boosting is not None,
@@ -174,13 +174,13 @@ def check_place(directory: Path, *, resume: bool) -> None:
     """
     require(
         not directory.exists(),
-        f"{directory} is there already; move it away to boost anew",
+        f"{directory} is there already; move it away to boost again",
     )
     under_way = directory.parent / UNDER_WAY
     require(
         resume or not under_way.exists(),
         f"{under_way} holds the rounds of a boosting that ended early; --resume goes on"
-        " with it, or delete it to begin anew",
+        " with it, or delete it to start over",
     )
     require(
         under_way.is_file() or not resume,
@@ -197,7 +197,7 @@ def _progress(path: Path, origin: Mapping[str, Any]) -> BoostingProgress:
     progress, of = load_progress(path)
     require(
         of.get("job") == origin["job"],
-        f"{path} is of another job.toml; delete it to begin anew",
+        f"{path} is of another job.toml; delete it to start over",
     )
     gone, new = (
         join_names(sorted(set(one) - set(other))) or "none"
@@ -209,7 +209,7 @@ def _progress(path: Path, origin: Mapping[str, Any]) -> BoostingProgress:
     require(
         gone == new == "none",
         f"{path} is of other clients (missing now: {gone}; new: {new}); wait for the"
-        " same ones, or delete it to begin anew",
+        " same ones, or delete it to start over",
     )
     return progress
 

@@ -300,7 +300,7 @@ class SecureSumServer:
             shares: answers of the previous stage; who sent none has dropped out.
             weights: weight of each client in each sum.
         """
-        # All clients are told the same weights, or their masks do not cancel.
+        # All clients receive the same weights, or their masks do not cancel.
         self._mask_session = mask_session(
             self._session, self._names, weights, self._digest
         )

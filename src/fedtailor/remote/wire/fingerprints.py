@@ -104,7 +104,7 @@ class OwnOrigin:
         if before.rows != self._own.rows:
             log.warning(
                 "the rows are others than this client had in this job before; the"
-                " training goes on with them, and the coordinator is told that they"
+                " training goes on with them, and tells the coordinator that they"
                 " changed"
             )
 

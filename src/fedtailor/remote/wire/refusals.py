@@ -122,7 +122,7 @@ class Refused(ValueError):
     """A client refuses a request.
 
     Args:
-        code: what the coordinator is told.
+        code: what the coordinator learns.
         text: one line for the client's log. It never leaves the client.
     """
 

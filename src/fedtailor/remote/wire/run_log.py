@@ -60,7 +60,7 @@ class Lines(logging.Handler):
             self._show(record.getMessage())
 
     def listen(self, logger: logging.Logger) -> None:
-        """Show what a logger is told from now on."""
+        """Show what a logger receives from now on."""
         # The level stays when this ends: others may listen, each from its own level on.
         if not logger.isEnabledFor(self.level):
             logger.setLevel(self.level)
@@ -68,7 +68,7 @@ class Lines(logging.Handler):
 
     @contextmanager
     def of(self, logger: logging.Logger) -> Iterator[None]:
-        """Show what a logger is told until the end of the block."""
+        """Show what a logger receives until the end of the block."""
         self.listen(logger)
         try:
             yield
@@ -122,7 +122,7 @@ class RunLog(Lines):
                 self._show(f"the log file is given up: {error.strerror}")
 
     def _append(self, text: str) -> None:
-        """Append to the file, which is opened anew: it may have been moved away."""
+        """Append to the file, which is opened again: it may have been moved away."""
         if self._file is not None:
             with self._file.open("a", encoding="utf-8", errors="replace") as file:
                 file.write(text)

@@ -353,7 +353,7 @@ def _is_stale(body: bytes, request: Request) -> bool:
 RequestHandler = Callable[[Request], Mapping[str, np.ndarray]]
 """Computes the arrays of a client's answer to a request.
 
-It may raise any exception. A `Refused` names what the coordinator is told.
+It may raise any exception. A `Refused` names what the coordinator learns.
 """
 
 _RUST = "pyo3_runtime"

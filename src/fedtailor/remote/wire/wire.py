@@ -110,7 +110,7 @@ def downlink_digests(downlink: Downlink, clients: int) -> list[dict[str, list[by
 def common_arrays(
     arrays: Mapping[str, np.ndarray], to_each: Collection[str]
 ) -> dict[str, np.ndarray]:
-    """The arrays of a request that are those of all clients of a round.
+    """The arrays of a request that all clients of a round receive alike.
 
     Args:
         arrays: the arrays of a request.

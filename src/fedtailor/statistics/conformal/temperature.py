@@ -1,4 +1,4 @@
-"""Temperature scaling (Guo et al. 2017): one number by which a client's logits are
+"""Temperature scaling (Guo et al. 2017): one number that a client's logits are
 divided, so that its probabilities are as often right as they say.
 """
 

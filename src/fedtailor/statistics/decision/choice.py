@@ -27,7 +27,7 @@ class Choice:
     Example:
         >>> from fedtailor.statistics.decision import choose_by_validation
         >>> choose_by_validation(values, values, higher_is_better=True).conclusion()
-        'Choosing a method for each client is not shown to differ from ...
+        'No difference is shown between a method chosen for each client ...
     """
 
     chosen: Frame
@@ -39,7 +39,7 @@ class Choice:
         """States the result in one sentence."""
         if self.gain.verdict == "cannot tell":
             return (
-                "Choosing a method for each client is not shown to differ from one"
+                "No difference is shown between a method chosen for each client and one"
                 " method for all."
             )
         word = "better" if self.gain.verdict == "helps" else "worse"

@@ -22,7 +22,7 @@ MOST_EXACT = 8
 
 @dataclass(frozen=True)
 class Hurt:
-    """How many clients a method leaves worse off, beside its mean.
+    """How many clients a method leaves worse off, and its mean gain.
 
     Attributes:
         method: the method.

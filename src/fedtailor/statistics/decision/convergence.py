@@ -1,4 +1,4 @@
-"""Whether a loss stands still: the one rule by which training ends, and by which reports
+"""Whether a loss stands still: the one rule that ends training and makes reports
 warn of too little of it.
 """
 

@@ -117,7 +117,7 @@ def client_gains(
 def paired_rows(
     rows: pl.DataFrame, base: str, score: Score
 ) -> dict[str, dict[str, PairedRows]]:
-    """Each method beside the base on the same test rows: method -> client -> pair.
+    """Each method compared with the base on the same test rows: method -> client -> pair.
 
     Args, Raises: as for `client_gains`.
     """

@@ -54,7 +54,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class Splits:
-    """How seeds divide the rows of each client anew.
+    """How each seed splits the rows of each client.
 
     Attributes:
         test: share of a client's rows that one seed tests.

@@ -1,7 +1,7 @@
 """Differences of two methods on the same test rows, and the variance that seeds add.
 
 The worth of a method (see `Score.worth`) for one client differs from seed to seed by
-three causes: other test rows (A, where seeds split the rows anew), rows that another
+three causes: other test rows (A, where each seed splits the rows differently), rows that another
 training answers otherwise (E), and trainings that are better or worse as a whole (B).
 Rows determine A and E for each client. B is what seeds vary by beyond that; a client's
 few seeds do not determine it, but those of all clients together do.
@@ -188,7 +188,7 @@ def seed_variance(clients: Sequence[PairedRows]) -> SeedVariance:
     the same for all clients, or grow where rows are few. Both b and c are at least 0
     and fitted to all clients with `MIN_SEEDS` seeds or more.
 
-    Where seeds split the rows anew, trainings of different seeds share rows, so that
+    Where each seed splits the rows differently, trainings of different seeds share rows, so that
     the mean over seeds varies by more than a share of 1 / seeds: by 1 / seeds + n_test /
     n_train (Nadeau and Bengio 2003). The share of test rows follows from how many of
     them two seeds have in common.

@@ -67,7 +67,7 @@ def recommend(
 
     For all: the simplest method that is at most one standard error worse than the best
     one (Breiman et al. 1984). The error is that of the mean difference for these clients
-    where seeds divide their rows anew, and else for clients like these.
+    where each seed splits their rows differently, and else for clients like these.
 
     For one client: a method whose expected difference to the one for all is above two
     standard errors. The differences of all clients are drawn towards their mean by as
@@ -81,7 +81,7 @@ def recommend(
         order: the methods, simplest first.
         rows: client -> its numbers of validation and of training rows.
         higher_is_better: direction of the metric.
-        splits: how seeds divide the rows anew, if they do.
+        splits: how each seed splits the rows, if they do.
 
     Returns:
         None without any method that has values of all clients.

@@ -318,7 +318,7 @@ class AreaScore(PairsScore):
 
     def least_variance(self, truth: Float[np.ndarray, " n"]) -> float:
         # As for proportions, a row more of each class in favour of each method, which
-        # is ranked otherwise beside one row of the other class.
+        # is ranked otherwise than one row of the other class.
         positive = int((truth > 0.5).sum())
         counts = positive, len(truth) - positive
         return sum(

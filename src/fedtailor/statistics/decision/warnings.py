@@ -163,15 +163,15 @@ def warn_few_validation_rows(rows: int) -> list[str]:
     Example:
         >>> from fedtailor.statistics.decision import warn_few_validation_rows
         >>> print(warn_few_validation_rows(40)[0])
-        halving chose by 40 validation rows in all, by which an accuracy ...
+        halving chose by 40 validation rows in all, which determine an accuracy ...
     """
     if not 0 < rows < MIN_VALIDATION_ROWS:
         return []
     error = 50 / math.sqrt(rows)
     return [
-        f"halving chose by {rows:,} validation rows in all, by which an accuracy is"
-        f" known to {error:.1f} points at worst (one standard error): the full grid may"
-        " well choose another method or rate"
+        f"halving chose by {rows:,} validation rows in all, which determine an accuracy"
+        f" to {error:.1f} points at worst (one standard error): the full grid may well"
+        " choose another method or rate"
     ]
 
 
@@ -254,7 +254,7 @@ def warn_not_still(curves: Mapping[str, Sequence[Curve]], rounds: int) -> list[s
         >>> from fedtailor.statistics.decision import warn_not_still
         >>> rising = (range(1, 31), [1 + abs(number - 9) / 9 for number in range(1, 31)])
         >>> print(warn_not_still({"fedavg": [rising]}, 30)[0])
-        validation loss rises, which is overfitting: fedavg (lowest after 9 ...
+        validation loss rises at the end (overfitting): fedavg (lowest after 9 ...
     """
     falling, rising, enough = [], [], 1
     for method, runs in curves.items():
@@ -269,13 +269,13 @@ def warn_not_still(curves: Mapping[str, Sequence[Curve]], rounds: int) -> list[s
     warnings = []
     if falling:
         warnings.append(
-            f"validation loss did not stand still within {rounds} rounds:"
-            f" {join_names(falling, MAX_NAMES)}; train for more (--rounds)"
+            f"training had not converged after {rounds} rounds:"
+            f" {join_names(falling, MAX_NAMES)}; use more (--rounds)"
         )
     if rising:
         warnings.append(
-            f"validation loss rises, which is overfitting: {join_names(rising, MAX_NAMES)};"
-            f" train for fewer (--rounds {enough})"
+            f"validation loss rises at the end (overfitting): {join_names(rising, MAX_NAMES)};"
+            f" use fewer rounds (--rounds {enough})"
         )
     return warnings
 

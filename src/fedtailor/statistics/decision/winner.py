@@ -116,10 +116,10 @@ class Winner:
                 f"{NO_DIFFERENCE.capitalize()}, {over}; {self.leader} has the best"
                 " mean."
             )
-        return (
-            f"No single winner, {over}: nothing is shown to be better than"
-            f" {', '.join(self.unbeaten)}."
-        )
+        first, *others = self.unbeaten
+        if not others:
+            return f"No single winner, {over}: no method is shown to be better than {first}."
+        return f"No single winner, {over}: {', '.join(self.unbeaten)} cannot be told apart."
 
 
 def best_method(

@@ -208,7 +208,7 @@ def _require_precision(model: MixedModel, sums: "_Sums") -> None:
     rounding = sums.rows * np.finfo(float).eps * float(sums.square)
     require(
         bool(rounding < _MOST_ROUNDING * model.sigma2 * sums.rows),
-        "the target is so large beside what varies in it that its sums of squares round"
+        "the target is so large compared with what varies in it that its sums of squares round"
         " this away; subtract its mean from it, or another number that is near",
     )
 

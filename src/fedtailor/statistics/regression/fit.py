@@ -38,7 +38,7 @@ _MAX_STEPS = 30
 _TOLERANCE = 1e-10
 """Of the last step, in standard errors."""
 _COLLINEAR = 1e-11
-"""The share of its variance that an input must have beside those before it."""
+"""The share of its variance that an input must have in addition to those before it."""
 _SEPARATED = 1e-8
 """The share of its information at the start which a coefficient that runs away loses."""
 

@@ -120,7 +120,7 @@ def scenario_sections(
 def verdict_sections(
     verdict: Verdict, warnings: Sequence[str], lines: int = MAX_TABLE_ROWS
 ) -> list[Section]:
-    """The decision, a few sentences and a line for each client; and how sure it is.
+    """The decision with a picture, its evidence, a line for each client, and caveats.
 
     Args:
         verdict: what was decided.
@@ -128,20 +128,39 @@ def verdict_sections(
         lines: maximum number of rows of the table.
     """
     table = replace(
-        verdict.table(), title="What each client should use and expect (95 % intervals)"
+        verdict.table(),
+        title=f"What each {verdict.nouns.one} should use and expect (95 % intervals)",
     )
-    return [
+    summary = [verdict.summary] if verdict.summary else []
+    sections = [
+        Section("Decision", [verdict.answer], pictures=verdict_pictures(verdict)),
+        Section("Evidence", verdict.evidence, tables=[verdict.candidates_table()]),
         Section(
-            "Decision",
-            [verdict.subject, *verdict.headline],
+            f"{verdict.nouns.one.capitalize()} by {verdict.nouns.one}",
+            summary,
             tables=[_truncated(table, lines)],
         ),
-        Section(
-            "How sure it is",
-            [*verdict.methods, *verdict.footnotes],
-            [*verdict.warnings, *warnings],
-        ),
     ]
+    caveats = [*verdict.warnings, *warnings]
+    if caveats or verdict.advice:
+        advice = [verdict.advice] if verdict.advice else []
+        sections.append(Section("How sure it is", advice, caveats))
+    return sections
+
+
+def verdict_pictures(verdict: Verdict) -> list[Picture]:
+    """What each client gains from sharing, sorted; empty if no gain is known."""
+    scale, gains = verdict.unit.scale, []
+    for it in verdict.clients:
+        if it.gain is not None:
+            gain, low, high = (scale * value for value in it.gain)
+            gains.append(Gain(it.client, gain, low, high, it.verdict))
+    # Where no score differs there is nothing to see.
+    if not any(np.isfinite(gain.gain) and gain.gain for gain in gains):
+        return []
+    by = "sharing" if verdict.recommendation.of_client else verdict.shared
+    title = f"What each {verdict.nouns.one} gains by {by}, with 95 % intervals"
+    return [forest(title, verdict.unit.label, gains, axis_range(gains))]
 
 
 def client_table(

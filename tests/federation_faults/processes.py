@@ -32,7 +32,7 @@ def campaign(directory, kills, seed, say=print, method="ditto"):
         AssertionError: the final models or measurements are not the simulation's.
     """
     draw = random.Random(seed)
-    rounds = 15 * kills  # many go by between two kills
+    rounds = 8 * kills  # many go by between two kills
     files = demo.prepare(directory, METHOD % method, rounds=rounds)
     simulated = demo.simulate_demo(directory, files)
     serve = ["serve", str(directory), "--listen", "127.0.0.1"]

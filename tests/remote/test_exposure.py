@@ -127,7 +127,7 @@ def test_what_noise_hides_is_not_counted_and_each_run_begins_at_0(tmp_path):
     noisy = Release(unit="client", multiplier=2.0, delta=1e-5, count=1)
     account.record(request, [noisy], numbers=0, most_numbers=10)
     account.record(asked_of(1), numbers=10, most_numbers=10)
-    with pytest.raises(Refused, match="^with this answer 11 numbers"):
+    with pytest.raises(Refused, match=r"^with this answer 11 numbers"):
         account.record(asked_of(2), numbers=1, most_numbers=10)
     account.record(asked_of(2), numbers=0, most_numbers=10)
     account.record(replace(asked_of(2), run="bb"), numbers=10, most_numbers=10)

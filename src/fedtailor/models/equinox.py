@@ -37,9 +37,8 @@ class EquinoxModule(Architecture):
         nodes = jax.tree.leaves(module, is_leaf=lambda node: isinstance(node, kinds))
         if any(isinstance(node, eqx.nn.State) for node in nodes):
             raise ValueError(
-                f"{name_of(self.make)} gives a state in addition to the module; pass the module's"
-                " class,"
-                " and its state is kept"
+                f"{name_of(self.make)} gives a state in addition to the module; pass the"
+                " module's class, and its state is kept"
             )
         if any(isinstance(node, eqx.nn.StateIndex) for node in nodes):
             raise ValueError(

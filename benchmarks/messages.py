@@ -159,7 +159,6 @@ def over_messages(
         own,
         RemoteData("benchmark", plan.experiment, rows, frozenset(rows)),
         rules=rules,
-        log=print,
     )
     return Training(RunSpec(METHOD, model, rounds=10**6), executor)
 

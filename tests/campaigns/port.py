@@ -97,7 +97,7 @@ class OpenPort:
         self._honest = threading.Thread(
             target=answer_messages,
             args=(Connection(kit), respond),
-            kwargs={"stop": self._stop, "log": lambda line: None},
+            kwargs={"stop": self._stop},
         )
         self._honest.start()
 

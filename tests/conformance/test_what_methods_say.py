@@ -79,7 +79,7 @@ def test_what_travels_is_kept_and_seen(name, monkeypatch):
             assert up == 0
         # A machine says before it trains how many numbers it sends (a few are no vector).
         # None has public inputs.
-        most = algorithm.vectors_per_round * model.size + 8
+        most = algorithm.numbers_per_round(model) + 8
         assert name == "fedmd" or up <= 8 * most * len(training.population.names)
         if name in TRAFFIC:
             assert traffic(frame) == TRAFFIC[name]

@@ -244,7 +244,7 @@ def test_what_cannot_be_exported_is_one_line(tmp_path):
         1,
     )
     with pytest.raises(
-        ValueError, match="client 'Ada' predicts with its own examples, too"
+        ValueError, match="client 'Ada' predicts with a model and 1 neighbors, whose"
     ):
         export_onnx([PersonalModel("Ada", neighbors, model)], tmp_path / "new")
     assert not (tmp_path / "new").exists()

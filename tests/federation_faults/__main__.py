@@ -26,6 +26,9 @@ def main() -> int:
         help="real processes over TLS (needs the extra federation)",
     )
     parser.add_argument(
+        "--method", default="ditto", help="of the processes: ditto (default) or fedavg"
+    )
+    parser.add_argument(
         "--out",
         type=Path,
         help="a folder for the federation's files and logs, which stay",
@@ -40,6 +43,7 @@ def main() -> int:
                 options.kills,
                 options.seed,
                 lambda line: print(line, flush=True),
+                options.method,
             )
             print("final models and measurements are the simulation's")
         else:

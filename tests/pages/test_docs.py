@@ -32,7 +32,7 @@ RUN = {
     "index.md": 1,
     "own-data.md": 4,
     "partition-data.md": 4,
-    "write-an-algorithm.md": 2,
+    "write-an-algorithm.md": 3,
     "asynchronous.md": 1,
     "byzantine.md": 1,
     "networks.md": 2,
@@ -221,7 +221,7 @@ def test_own_data(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.slow
 def test_write_an_algorithm(tmp_path, monkeypatch, capsys):
-    method, conformance = blocks("write-an-algorithm.md")
+    method, conformance, _ = blocks("write-an-algorithm.md")
     (tmp_path / "blend.py").write_text(method)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
@@ -231,6 +231,21 @@ def test_write_an_algorithm(tmp_path, monkeypatch, capsys):
         sys.modules.pop("blend", None)
         Algorithm.registry.pop("blend", None)
     assert capsys.readouterr().out == blocks("write-an-algorithm.md", "text")[-1]
+
+
+def test_every_group_of_entry_points_is_listed():
+    groups = set()
+    for file in (ROOT / "src").rglob("*.py"):
+        groups |= set(
+            re.findall(r'^(?:ENTRY_POINTS|GROUP) = "(.+)"$', file.read_text(), re.M)
+        )
+    page = PAGES["write-an-algorithm.md"].read_text()
+    assert groups == set(re.findall(r"^\| `(fedtailor\.[\w.]+)` \|", page, re.M))
+
+
+def test_a_predictor_of_ones_own_is_that_of_the_tests():
+    tested = ROOT / "tests" / "conformance" / "gated.py"
+    assert blocks("write-an-algorithm.md")[2] == tested.read_text()
 
 
 @pytest.mark.slow

@@ -134,6 +134,32 @@ def identified(numbers, table, columns):
     return found
 
 
+def smallest_meeting(columns):
+    """The least number of rows, above 0, that a sum of products of three or four columns
+    counts; infinite if it counts none.
+
+    A combination of two columns with two values, such as one that is part of another, or a
+    number and the same number later, is a group of rows. Sums and squares say that it is,
+    and the product of two such combinations counts the rows of both.
+
+    Args:
+        columns: the cells of columns whose products with each other are known, as numbers.
+    """
+    x = np.array([*columns, np.zeros(len(columns[0]))], float)
+    groups = []
+    for i, j in itertools.combinations(range(len(x)), 2):
+        for sign in (1, -1):
+            combination = x[i] + sign * x[j]
+            values = np.unique(combination)
+            if len(values) == 2:
+                groups += [combination == value for value in values]
+    if not groups:
+        return np.inf
+    together = np.array(groups, float)
+    together = together @ together.T
+    return together[together > 0].min()
+
+
 def count_vectors(levels, count, total, squares, most=10_000):
     """Numbers of rows of each level that have this count, sum and sum of squares: all, or
     the first so many.

@@ -1,16 +1,16 @@
 """How many numbers a job sends of a client's cells, and from when on cells follow from them."""
 
 import re
+import shutil
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pytest
 
 from fedtailor.algorithms import Then
 from fedtailor.protocol import SGD, Algorithm
-from fedtailor.remote.client.round_requests import RoundHandler
-from fedtailor.remote.job.examples import federation_from_rows
+from fedtailor.remote.client.account import ClientAccount, Release
+from fedtailor.remote.client.table_requests import JobHandler
 from fedtailor.remote.job.exposure import Exposure, exposure_of
 from fedtailor.remote.job.plan import plan_of
 from fedtailor.remote.wire.messages import Request
@@ -61,42 +61,80 @@ def test_noise_of_one_phase_does_not_cover_the_others(tmp_path):
         assert schedule.clients_need_secrets
 
 
-def test_what_is_sent_counts_not_what_a_method_says_that_it_sends():
-    """A method of a plug-in, or a probe, may be larger than a model."""
-    models, probe = {"model": np.zeros(24)}, {"gram": np.zeros((20, 100))}
-    OPEN.check_sent(models, probes=0, most=1)  # `check` has looked at these
-    with pytest.raises(Refused, match="400,000 numbers"):
-        OPEN.check_sent(probe, probes=0, most=100)
-    OPEN.check_sent(probe, probes=1, most=100)  # 12,000, as a run has six
-    with pytest.raises(Refused, match="14,000 numbers"):
-        OPEN.check_sent(probe, probes=7, most=100)  # a coordinator may ask every round
-    for hidden in ({}, {"is_summed": True}, {"has_noise": True}):
-        with pytest.raises(Refused, match="12,000 numbers"):
-            replace(OPEN, **hidden).check_sent(probe, probes=1, most=99)
-
-
-def test_a_client_counts_an_update_before_it_leaves(tmp_path):
-    clients = Clients(tmp_path / "job", rounds=4, method="fedavg")
-    plan = plan_of(clients.job)
-    exposure = replace(exposure_of(plan, clients.job.schema, 20), size=1)
-    handler = RoundHandler(
-        plan,
-        federation_from_rows(clients.job, {"a": clients.rows["a"]}),
-        clients.store("a"),
-        check_sent=partial(exposure.check_sent, most=0.1),
+def handler_of(clients, **limits):
+    return JobHandler(
+        clients.job, "a", clients.directory / "a.csv", clients.store("a"), **limits
     )
-    request = Request(
-        *(clients.job.identity, 0, 0, "client", "a"),
+
+
+def asked(clients, task, number=0, **change):
+    plan = plan_of(clients.job)
+    return Request(
+        *(clients.job.identity, number, 0, task, "a"),
         run="ab",
         algorithm=plan.describe(0),
         arrays={
             "stream/model": plan.initial()[None],
             "index/model": np.zeros(1, np.int32),
         },
+        **change,
     )
-    said = f"{4 * plan.model.size} numbers ({plan.model.size} in each of 4 rounds)"
-    with pytest.raises(Refused, match=re.escape(said)):
-        handler(request)
+
+
+def test_models_and_losses_are_one_sum(tmp_path):
+    """Before, each of models, probes and losses could be as many as the limit."""
+    rest = "[privacy]\nevaluate = true"
+    clients = Clients(tmp_path / "job", rounds=2, method="fedavg", rest=rest)
+    models = 2 * plan_of(clients.job).model.size
+    cells = 3 * 24
+    handler = handler_of(clients, numbers_per_cell=models / cells)
+    for number in range(2):
+        assert handler(asked(clients, "client", number))["update/model"].size
+    # The same answer once more is no further number; losses are.
+    assert handler(asked(clients, "client", 1, nonce="x"))["update/model"].size
+    said = r"^with this answer \d+ numbers would .* sends 16 at most, "
+    with pytest.raises(Refused, match=said) as refusal:
+        handler(asked(clients, "evaluate", 2))
+    assert refusal.value.code == Refusal.SPENT
+    # A process that is started again knows it.
+    with pytest.raises(Refused, match=said):
+        handler_of(clients, numbers_per_cell=models / cells)(
+            asked(clients, "evaluate", 2)
+        )
+
+
+def test_probes_and_models_are_one_sum(tmp_path):
+    """A client is asked a probe in one round, and trains in the next."""
+    clients = Clients(tmp_path / "job", rounds=2, method='ucfl"\nwarm = 0 #')
+    plan, cells = plan_of(clients.job), 3 * 24
+    models = 2 * plan.model.size
+    handler = handler_of(clients, numbers_per_cell=1e3)
+    probe = sum(
+        array.size
+        for name, array in handler(asked(clients, "probe")).items()
+        if name.startswith("update/")
+    )
+    shutil.rmtree(clients.store("a").client_directory)
+    handler = handler_of(clients, numbers_per_cell=(models + probe - 1) / cells)
+    handler(asked(clients, "probe"))
+    handler(asked(clients, "client", 0))
+    with pytest.raises(Refused, match=f"^with this answer {models + probe} numbers"):
+        handler(asked(clients, "client", 1))
+
+
+def test_what_noise_hides_is_not_counted_and_each_run_begins_at_0(tmp_path):
+    account, request = ClientAccount(tmp_path), asked_of(0)
+    noisy = Release(unit="client", multiplier=2.0, delta=1e-5, count=1)
+    account.record(request, [noisy], numbers=0, most_numbers=10)
+    account.record(asked_of(1), numbers=10, most_numbers=10)
+    with pytest.raises(Refused, match=r"^with this answer 11 numbers"):
+        account.record(asked_of(2), numbers=1, most_numbers=10)
+    account.record(asked_of(2), numbers=0, most_numbers=10)
+    account.record(replace(asked_of(2), run="bb"), numbers=10, most_numbers=10)
+
+
+def asked_of(number):
+    return Request("job", number, 0, "client", "a", run="aa", algorithm={"phase": 0})
 
 
 ROWS, RATE = 8, 0.1

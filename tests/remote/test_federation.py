@@ -107,12 +107,13 @@ def test_processes_give_the_models_of_the_simulation(name, tmp_path):
     assert dict(zip(frame["client"], frame["value"], strict=True)) == expected
 
 
-def add_to_job(directory, text, rounds):
+def add_to_job(directory, text, rounds, deadline=demo.WAIT_S):
     """More settings of training, in the job of the coordinator and of all clients."""
     for path in (directory, *(directory / "kits").iterdir()):
         job = (path / JOB).read_text()
         job = re.sub("rounds = .*", f"rounds = {rounds}", job)
-        (path / JOB).write_text(job.replace("deadline = ", f"{text}\ndeadline = "))
+        settings = f"{text}\ndeadline = {deadline}"
+        (path / JOB).write_text(re.sub("deadline = .*", settings, job))
 
 
 def test_processes_with_a_buffer_of_all_are_a_server_that_waits(tmp_path):
@@ -134,7 +135,8 @@ def test_processes_that_are_late_give_the_models_of_a_simulation_in_their_order(
     """
     directory = tmp_path / "digits"
     files = demo.prepare(directory, METHODS["fedavg"])
-    add_to_job(directory, "late = { buffer = 2 }", rounds=30)
+    # One that is halted while it measures its model is waited for until the deadline.
+    add_to_job(directory, "late = { buffer = 2 }", rounds=30, deadline=30)
     slow, killed = demo.NAMES[:2]
     serve = ["serve", str(directory), "--listen", "127.0.0.1"]
     with (

@@ -1,7 +1,10 @@
 """A client of a plain Flower app keeps to its policy, as one that `join` starts does."""
 
+import contextlib
 import os
 import shutil
+import signal
+import socket
 import subprocess
 import sys
 import time
@@ -57,9 +60,9 @@ def values_of(values, settings):
 class Node:
     """A SuperNode with the kit of one client, which starts a process a message."""
 
-    def __init__(self, directory, policy, job=JOB):
+    def __init__(self, directory, policy, job=JOB, rounds=4):
         clients = Clients(directory)
-        clients.path.write_text(job.format(rounds=4, **clients.settings))
+        clients.path.write_text(job.format(rounds=rounds, **clients.settings))
         federation = directory / "federation"
         make_federation(federation, ("a", "b", "c"), job=clients.path)
         self.directory = federation / "kits" / "a"
@@ -287,7 +290,7 @@ def test_under_flowers_own_processes_the_policy_holds(tmp_path, monkeypatch):
     for name, value in flower_app.SETTINGS.items():
         monkeypatch.setenv(name, value)
     job = JOB.replace("minimum = 3", "minimum = 2")
-    node = Node(tmp_path / "wards", f"{OPEN}rounds = 1\n", job)
+    node = Node(tmp_path / "wards", f"{OPEN}rounds = 1\n", job, rounds=2)
     federation = node.directory.parent.parent
     for name in ("b", "c"):
         kit = federation / "kits" / name
@@ -307,24 +310,39 @@ def test_under_flowers_own_processes_the_policy_holds(tmp_path, monkeypatch):
         commands.append(
             ["flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{port}"]
         )
-        commands[-1] += ["--node-config", config]
+        commands[-1] += ["--node-config", config, "--port", str(free_port())]
     processes = []
     with (tmp_path / "log").open("wb") as log:
         try:
             for command in commands:
-                processes.append(subprocess.Popen(command, stdout=log, stderr=log))
+                process = subprocess.Popen(
+                    command, stdout=log, stderr=log, start_new_session=True
+                )
+                processes.append(process)
+            listening = wait_for(lambda: is_listening(port), 120)
+            assert listening, (tmp_path / "log").read_text()
             run = ["flwr", "run", str(app), "here", "--stream"]
             subprocess.run(run, stdout=log, stderr=log, timeout=400, check=False)
-            assert wait_for_run(federation / "run", 200), (tmp_path / "log").read_text()
+            is_over = wait_for((federation / "run" / "summary.json").exists, 60)
+            assert is_over, (tmp_path / "log").read_text()
         finally:
             for process in processes:
                 stop(process)
+                # The apps that it has started are of its group, and may stay.
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
     assert "spent" in node.refusals() and None in node.refusals()
 
 
-def wait_for_run(run, seconds):
-    """Whether a run ends in time."""
+def wait_for(condition, seconds):
+    """Whether something is so in time."""
     end = time.monotonic() + seconds
-    while time.monotonic() < end and not (run / "summary.json").exists():
-        time.sleep(0.5)
-    return (run / "summary.json").exists()
+    while time.monotonic() < end and not condition():
+        time.sleep(0.2)
+    return condition()
+
+
+def is_listening(port):
+    """Whether a port of this machine is open."""
+    with socket.socket() as plain:
+        return plain.connect_ex(("127.0.0.1", port)) == 0

@@ -2,18 +2,25 @@
 federation is not spoken to.
 """
 
+import asyncio
 import contextlib
+import re
+import resource
 import shutil
 import socket
 import ssl
 import threading
 import time
+import tracemalloc
+from dataclasses import replace
 
 import pytest
 
 pytest.importorskip("cryptography", reason="keys are made with `cryptography`")
 pytest.importorskip("h11", reason="machines need the extra federation")
 pytest.importorskip("httpx", reason="machines need the extra federation")
+
+import h11
 
 from fedtailor.remote.demo import free_port
 from fedtailor.remote.https import client as https_client
@@ -115,15 +122,19 @@ class Wards:
 
     def raw(self, name="a", pem=None, seconds=10.0):
         """A TLS connection, with the certificate of a client or none."""
+        plain = socket.create_connection(("127.0.0.1", self.port), seconds)
+        context = self.context(name, pem)
+        return context.wrap_socket(plain, server_hostname="127.0.0.1")
+
+    def context(self, name, pem=None):
+        """TLS with the certificate of a client or none."""
         context = ssl.create_default_context(
             cafile=self.directory / COORDINATOR / "ca.crt"
         )
         if name is not None:
-            context.load_cert_chain(
-                pem or self.directory / "kits" / name / "client.pem"
-            )
-        plain = socket.create_connection(("127.0.0.1", self.port), seconds)
-        return context.wrap_socket(plain, server_hostname="127.0.0.1")
+            kit = self.directory / "kits" / name
+            context.load_cert_chain(pem or kit / "client.pem")
+        return context
 
     def says(self, head, body=b"", name="a", seconds=10.0):
         """What the port answers to some bytes."""
@@ -376,6 +387,20 @@ ODDITIES = {
     f"POST {PATH} HTTP/1.1\r\ncontent-length: -1": 400,
     f"POST {PATH} HTTP/1.1\r\ncontent-length: 1e9": 400,
     f"POST {PATH} HTTP/1.1\r\ncontent-length: 1\r\ncontent-length: 2": 400,
+    f"POST {PATH} HTTP/1.1\r\ncontent-length: +5": 400,
+    f"POST {PATH} HTTP/1.1\r\ncontent-length: 1_0": 400,
+    f"POST {PATH} HTTP/1.1\r\ncontent-length: \xb2": 400,
+    f"POST {PATH} HTTP/1.1\r\ncontent-length: 5, 6": 400,
+    f"POST {PATH} HTTP/1.1\r\ncontent-length : 5": 400,
+    f"POST {PATH} HTTP/1.1\r\ncontent-length: 5\r\n 5": 400,
+    f"POST {PATH} HTTP/1.1\r\ncontent-length: {'9' * 5000}": 400,
+    f"POST {PATH} HTTP/1.1\r\ntransfer-encoding: chunked\r\ncontent-length: 5": 411,
+    f"POST {PATH} HTTP/1.1\r\ntransfer-encoding: chunked\r\nhost: x\r\n\r\nz": 411,
+    f"POST {PATH} HTTP/1.2": 505,
+    "PRI * HTTP/2.0": 505,
+    "CONNECT x:443 HTTP/1.1": 404,
+    "GET https://x/ HTTP/1.1": 404,
+    "GET / HTTP/1.1\r\nx: \x00": 400,
     "\x16\x03\x01": 400,
     "GET /" + "a" * 10**5 + " HTTP/1.1": 400,
     "GET / HTTP/1.1\r\n" + "".join(f"x{n}: y\r\n" for n in range(9999)): 400,
@@ -439,6 +464,63 @@ def test_a_proxy_of_the_environment_is_used(wards, monkeypatch):
     assert asked and set(asked) == {b"CONNECT 127.0.0.1:%d HTTP/1.1" % wards.port}
 
 
+@pytest.mark.parametrize("by_proxy", [False, True])
+def test_a_redirect_is_not_followed_and_said_in_a_line(wards, monkeypatch, by_proxy):
+    """Of a coordinator or what stands before it, and of a proxy."""
+    stack = contextlib.ExitStack()
+    elsewhere, listener = (
+        stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2)
+    )
+    elsewhere.settimeout(0.2)
+    names = "localhost", elsewhere.getsockname()[1]
+    answer = (
+        "HTTP/1.1 307 Temporary Redirect\r\nlocation: https://{}:{}/\r\n"
+        "connection: close\r\ncontent-length: 0\r\n\r\n"
+    ).format(*names)
+    keys = wards.directory / COORDINATOR
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(keys / "server.crt", keys / "server.key")
+    ended = threading.Event()
+
+    def serve():
+        while not ended.is_set():
+            with contextlib.suppress(OSError):
+                near, _ = listener.accept()
+                if not by_proxy:
+                    near = context.wrap_socket(near, server_side=True)
+                with near:
+                    near.settimeout(5)
+                    near.recv(4096)
+                    near.sendall(answer.encode())
+                    while near.recv(4096):  # until the client has closed
+                        pass
+
+    threading.Thread(target=serve, daemon=True).start()
+    port = listener.getsockname()[1]
+    kit = read_kit(wards.directory / "kits" / "a")
+    job = replace(kit.job, host="127.0.0.1", port=1 if by_proxy else port)
+    address = job.address
+    for name in ("NO_PROXY", "no_proxy", "HTTPS_PROXY", "https_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    if by_proxy:
+        monkeypatch.setenv("HTTPS_PROXY", f"http://127.0.0.1:{port}")
+    connection = Connection(replace(kit, job=job))
+    stack.callback(connection.close)
+    stack.callback(ended.set)
+    said = (
+        f"the proxy of HTTPS_PROXY does not lead to {address} (307 Temporary Redirect)"
+        if by_proxy
+        else f"the server at {address} answers with a redirect (307), which a client does"
+        " not follow; check the address in job.toml, and what stands before that server"
+    )
+    with stack:
+        for ask in (lambda: connection.next("-"), lambda: connection.answer("a", b"b")):
+            with pytest.raises(Disconnected, match=f"^{re.escape(said)}$"):
+                ask()
+        with pytest.raises(TimeoutError):
+            elsewhere.accept()
+
+
 def test_a_port_that_is_taken_is_said(wards):
     with (
         pytest.raises(ValueError, match=r"^cannot listen on 127\.0\.0\.1:\d+: "),
@@ -455,4 +537,204 @@ def test_a_file_that_is_being_written_changes_nothing(wards):
     assert "certificate of client b cannot be read" in wards.lines[0]
     with wards.joined("b"):
         assert wards.ask("b", b"ab") == ("b", b"ba")
+        # Who is revoked meanwhile is gone.
+        with wards.raw("a") as connection:
+            revoke(wards.directory, "a")
+            assert connection.recv(1) == b""
+            until(lambda: "client a was revoked" in wards.lines)
+    assert wards.transport.revoked == {"a"}
     certificate.write_bytes(whole)
+
+
+class Endless:
+    """A socket on which as much as is wanted has always come.
+
+    Args:
+        reads: how often it may be read.
+    """
+
+    def __init__(self, reads):
+        self.reads = reads
+
+    def recv(self, size):
+        self.reads -= 1
+        assert self.reads > 0, "nobody else had a turn"
+        return bytes(size)
+
+
+class Taken:
+    """TLS that gives single bytes, or takes records without content for ever."""
+
+    def __init__(self, is_empty):
+        self.is_empty, self.most = is_empty, 0
+
+    def wrap_bio(self, incoming, outgoing, server_side):
+        self.incoming = incoming
+        return self
+
+    def read(self, size):
+        self.most = max(self.most, self.incoming.pending)
+        if self.is_empty or not self.incoming.pending:
+            self.incoming.read()
+            raise ssl.SSLWantReadError
+        return self.incoming.read(1)
+
+
+@pytest.mark.parametrize("is_empty", [False, True])
+def test_whoever_sends_without_end_leaves_turns_to_others(is_empty):
+    tls = Taken(is_empty)
+
+    async def run():
+        connection = https_port._Connection(tls, Endless(10**5))
+        # Records that are empty end the connection; others are limited by time.
+        with pytest.raises(ConnectionError if is_empty else TimeoutError):
+            async with asyncio.timeout(None if is_empty else 0.05):
+                while True:
+                    await connection.read()
+
+    asyncio.run(run())
+    assert 0 < tls.most <= https_port.PART
+
+
+def test_a_body_in_single_bytes_takes_the_memory_of_its_size():
+    size = 10**5
+
+    class Http:
+        left = size // 2
+
+        def next_event(self):
+            self.left -= 1
+            return h11.Data(data=bytes(2)) if self.left >= 0 else h11.EndOfMessage()
+
+    tracemalloc.start()
+    try:
+        body = asyncio.run(https_port._body(Http(), None, size))
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert len(body) == size and most < 10 * size
+
+
+def test_the_port_may_have_a_connection_for_each_of_many_clients(made):
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (512, limits[1]))
+    try:
+        with serve_messages(made / COORDINATOR, free_port(), host="127.0.0.1"):
+            soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert soft == min(https_port.OPEN_FILES, limits[1]) or limits[1] < 0
+
+
+@pytest.mark.parametrize("group", ["ffdhe2048", "secp521r1"])
+def test_a_stranger_does_not_choose_how_much_a_handshake_takes(wards, group):
+    context = wards.context("a")
+    context.set_ecdh_curve(group)
+    with (
+        pytest.raises(ssl.SSLError, match=r"(?i)handshake.failure"),
+        socket.create_connection(("127.0.0.1", wards.port), 10) as plain,
+    ):
+        context.wrap_socket(plain, server_hostname="127.0.0.1")
+
+
+def test_an_older_tls_is_refused_and_no_session_is_resumed(wards):
+    def ask(connection):
+        connection.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert connection.recv(100).startswith(b"HTTP/1.1 404")
+        return connection.session
+
+    here, context = ("127.0.0.1", wards.port), wards.context("a")
+    with context.wrap_socket(
+        socket.create_connection(here), server_hostname="127.0.0.1"
+    ) as first:
+        session = ask(first)
+    with context.wrap_socket(
+        socket.create_connection(here), server_hostname="127.0.0.1", session=session
+    ) as second:
+        ask(second)
+        assert not second.session_reused and not second.session.has_ticket
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    with (
+        pytest.raises(ssl.SSLError, match=r"(?i)protocol.version"),
+        socket.create_connection(here) as plain,
+    ):
+        context.wrap_socket(plain, server_hostname="127.0.0.1")
+
+
+def test_strangers_of_one_address_make_no_place_of_others(wards):
+    here = ("127.0.0.1", wards.port)
+    with contextlib.ExitStack() as stack:
+        slow = socket.create_connection(here, 10, source_address=("127.0.0.2", 0))
+        stack.callback(slow.close)
+        for _ in range(2 * STRANGERS):
+            stack.enter_context(socket.create_connection(here))
+        context = wards.context("a")
+        with context.wrap_socket(slow, server_hostname="127.0.0.1") as connection:
+            connection.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+            assert connection.recv(12) == b"HTTP/1.1 404"
+
+
+class Hostile:
+    """A coordinator that answers everything alike.
+
+    Args:
+        wards: whose address and certificate it has; they are closed.
+        answer: function from the number of a request to bytes of HTTP.
+    """
+
+    def __init__(self, wards, answer):
+        wards.close()
+        self.answer, self.heads = answer, []
+        server = wards.directory / COORDINATOR
+        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.context.load_cert_chain(server / "server.crt", server / "server.key")
+        self.listener = socket.create_server(("127.0.0.1", wards.port))
+        threading.Thread(target=self.serve, daemon=True).start()
+
+    def serve(self):
+        with contextlib.suppress(OSError):
+            while True:
+                plain, _ = self.listener.accept()
+                threading.Thread(target=self.talk, args=(plain,), daemon=True).start()
+
+    def talk(self, plain):
+        with (
+            contextlib.suppress(OSError),
+            self.context.wrap_socket(plain, server_side=True) as connection,
+        ):
+            while head := connection.recv(2**16):
+                self.heads.append(head)
+                connection.sendall(self.answer(len(self.heads)))
+
+
+def test_a_client_keeps_no_cookies_and_is_led_nowhere(wards):
+    def answer(number):
+        head = f"set-cookie: c{number}={'y' * 99}; path=/".encode()
+        if number == 3:
+            head += b"\r\nlocation: https://127.0.0.1:1/"
+            return b"HTTP/1.1 302 Found\r\n" + head + b"\r\ncontent-length: 0\r\n\r\n"
+        return b"HTTP/1.1 204 No Content\r\n" + head + b"\r\n\r\n"
+
+    hostile = Hostile(wards, answer)
+    connection = wards.connection()
+    with hostile.listener:
+        for _ in range(2):
+            assert connection.next("-") is None
+        with pytest.raises(Disconnected, match="has trouble"):
+            connection.next("-")
+        assert not connection._client.cookies.jar
+        assert len(hostile.heads) == 3 and b"cookie" not in b"".join(hostile.heads)
+
+
+def test_a_client_that_works_fetches_no_messages_without_end(wards):
+    def answer(number):
+        head = f"HTTP/1.1 200 OK\r\nmessage: {number:032x}\r\ncontent-length: 1"
+        return head.encode() + b"\r\n\r\nx"
+
+    hostile, go_on = Hostile(wards, answer), threading.Event()
+    with hostile.listener, wards.joined(respond=lambda body: go_on.wait(20) or body):
+        most = 2 + https_client.MOST_WAITING
+        until(lambda: len(hostile.heads) == most)
+        time.sleep(0.3)
+        assert len(hostile.heads) == most
+        go_on.set()

@@ -32,6 +32,7 @@ from remote.identification import (
     projection,
     real_numbers,
     small_counts,
+    smallest_meeting,
 )
 
 ROWS = 24
@@ -356,6 +357,62 @@ def test_no_cell_follows_from_a_difference_of_numbers_that_is_0_or_1():
             told = [pl.Series(it) for it in (rare, before, after)]
             kept = multipliable(told, [kind, "number", "number"])
             assert all(kept) == is_kept
+
+
+def test_no_count_follows_from_two_differences_of_numbers_that_are_0_or_1():
+    """Before, the product of a visit more in one pair of columns, and of one in another, was
+    the count of the rows that have both; also in other units, and of a number and an answer.
+    """
+    rng = np.random.default_rng(0)
+    ages, doses = rng.integers(20, 95, 240) / 1, rng.integers(1, 400, 240) / 1
+    for few, is_kept in ((1, False), (4, False), (20, True)):
+        more, later = np.zeros((2, 240))
+        more[:60], later[60 - few : 100] = 1, 1
+        answer = (rng.random(240) < 0.5).astype(float)
+        for pair in (
+            (doses, doses + later, "number"),
+            (doses, 2.2 * (doses + later), "number"),
+            (answer + later, answer, "boolean"),
+        ):
+            told = [pl.Series(it) for it in (ages, ages + more, *pair[:2])]
+            kinds = ["number"] * 3 + [pair[2]]
+            assert all(multipliable(told, kinds)) == is_kept
+
+
+def random_columns(rng, rows):
+    """Columns of which some are part of others, do not meet, or are mostly the same."""
+    columns = []
+    for _ in range(3):
+        one = rng.random(rows) < rng.uniform(0.3, 0.7)
+        chosen = rng.random(rows) < rng.choice([0.1, 0.5, 0.9])
+        other = [one & chosen, one | chosen, ~one & chosen][rng.integers(3)]
+        if rng.random() < 0.4:
+            number = rng.integers(20, 95, rows)
+            columns += [number, number + (one & chosen)]
+        elif rng.random() < 0.4:
+            columns += [one, one * 1 + other]
+        else:
+            columns += [one, other]
+    return [np.asarray(it, float) for it in columns]
+
+
+def test_no_count_follows_from_products_of_three_or_four_columns():
+    """A search by hand, which shares nothing with what hides columns."""
+    rng, found, kept_in_all = np.random.default_rng(1), 0, 0
+    for _ in range(60):
+        columns = random_columns(rng, rows=160)
+        kinds = ["boolean" if it.max() <= 1 else "number" for it in columns]
+        told = [
+            shown(pl.Series(it), kind) for it, kind in zip(columns, kinds, strict=True)
+        ]
+        kept = multipliable(told, kinds)
+        found += smallest_meeting([it.to_numpy() for it in told]) < MIN_ROWS
+        kept_in_all += sum(kept)
+        left = [
+            it.to_numpy() for it, is_kept in zip(told, kept, strict=True) if is_kept
+        ]
+        assert not left or smallest_meeting(left) >= MIN_ROWS
+    assert found > 10 and kept_in_all > 100
 
 
 def test_common_columns_of_a_usual_table_are_multiplied():

@@ -25,6 +25,10 @@ _LINE_BREAK = re.compile(r"[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
 _BEFORE_FORMULA = re.compile(r"(?<![;\s])[;\s]*+(?=[=+\-@＝＋－＠])")  # noqa: RUF001
 # An underscore inside a word is one in Markdown, too.
 _MARKDOWN = re.compile(r"[\\`*\[\]<>|#&~]|(?<!\w)_|_(?!\w)")
+_OBJECT = re.compile(
+    r"<(?:class '(?P<kind>[^']+)'|(?:function )?(?P<name>\S+)(?: object)? at 0x[0-9a-f]+)>"
+)
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?|[+-]?(inf|nan)|[+-]")
 
 
@@ -43,6 +47,22 @@ def one_line(text: object) -> str:
         return text
     text = _SPACES.sub(lambda it: " " if _LINE_BREAK.search(it[0]) else it[0], text)
     return "".join(map(_shown, text))
+
+
+def without_addresses(value: object) -> str:
+    """The `repr` of a value with functions, classes and objects by their names: where an
+    object lies in memory tells nobody anything, and differs from process to process.
+
+    >>> without_addresses((one_line, str))
+    '(one_line, str)'
+    """
+    text = _OBJECT.sub(lambda it: it["kind"] or it["name"], repr(value))
+    return _ADDRESS.sub("", text)
+
+
+def name_of(value: object) -> str:
+    """The name of a function or class; of anything else its `without_addresses`."""
+    return getattr(value, "__qualname__", None) or without_addresses(value)
 
 
 def join_names(names: Sequence[object], limit: int = 6) -> str:

@@ -37,6 +37,7 @@ from fedtailor.protocol import (
     Inbox,
     Init,
     LocalTrainer,
+    ModelParts,
     Population,
     Streams,
     TracedInt,
@@ -125,6 +126,11 @@ class CCVR(FedAvg):
     @property
     def sends_class_counts(self) -> bool:
         return True
+
+    def numbers_per_round(self, model: ModelParts) -> int:
+        features, classes = dense_head_of(model, self.about.name).weight.shape
+        products = features * (features + 1) // 2
+        return model.size + classes * (features + products + 1)
 
     def check(self, population: Population) -> None:
         model = model_parts_of(population, self.about.name)

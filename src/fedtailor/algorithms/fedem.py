@@ -28,6 +28,7 @@ from fedtailor.protocol import (
     Init,
     LocalTrainer,
     Mixture,
+    ModelParts,
     Params,
     Population,
     Predictor,
@@ -118,9 +119,8 @@ class FedEM(Algorithm):
     # on the server
     # ----------------------------------------------------------------------------------
 
-    @property
-    def vectors_per_round(self) -> int:
-        return self.components
+    def numbers_per_round(self, model: ModelParts) -> int:
+        return self.components * model.size
 
     def init_server(self, init: Init, population: Population) -> FedEMState:
         return FedEMState(jnp.stack([init(k) for k in range(self.components)]))

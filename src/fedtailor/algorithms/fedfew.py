@@ -21,6 +21,7 @@ from fedtailor.protocol import (
     Inbox,
     Init,
     LocalTrainer,
+    ModelParts,
     Population,
     Predictor,
     ServerState,
@@ -95,9 +96,8 @@ class FedFew(Algorithm):
     # on the server
     # ----------------------------------------------------------------------------------
 
-    @property
-    def vectors_per_round(self) -> int:
-        return self.models
+    def numbers_per_round(self, model: ModelParts) -> int:
+        return self.models * model.size
 
     def init_server(self, init: Init, population: Population) -> FedFewState:
         return FedFewState(jnp.stack([init(k) for k in range(self.models)]))

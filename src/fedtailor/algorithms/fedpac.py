@@ -36,6 +36,7 @@ from fedtailor.protocol import (
     Inbox,
     Init,
     LocalTrainer,
+    ModelParts,
     Population,
     Predictor,
     Streams,
@@ -119,10 +120,9 @@ class FedPAC(FedPer):
     def sends_class_counts(self) -> bool:
         return True
 
-    @property
-    def vectors_per_round(self) -> int:
+    def numbers_per_round(self, model: ModelParts) -> int:
         # The mean features of all classes have the size of the head, and go up twice.
-        return 3
+        return 3 * model.size
 
     def check(self, population: Population) -> None:
         super().check(population)

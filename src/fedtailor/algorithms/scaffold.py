@@ -21,6 +21,7 @@ from fedtailor.protocol import (
     Inbox,
     Init,
     LocalTrainer,
+    ModelParts,
     Population,
     ServerState,
     Streams,
@@ -116,9 +117,8 @@ class SCAFFOLD(Algorithm):
             " least",
         )
 
-    @property
-    def vectors_per_round(self) -> int:
-        return 2
+    def numbers_per_round(self, model: ModelParts) -> int:
+        return 2 * model.size
 
     def init_server(self, init: Init, population: Population) -> SCAFFOLDState:
         theta = init(0)

@@ -21,6 +21,7 @@ from fedtailor.protocol import (
     Downlink,
     Inbox,
     LocalTrainer,
+    ModelParts,
     Streams,
     hyperparameters,
 )
@@ -55,9 +56,9 @@ class UCFLParallel(UCFL):
     def sent_to_each(self) -> frozenset[str]:
         return frozenset()
 
-    @property
-    def vectors_per_round(self) -> int:
-        return self.streams if isinstance(self.streams, int) else 1
+    def numbers_per_round(self, model: ModelParts) -> int:
+        streams = self.streams if isinstance(self.streams, int) else 1
+        return streams * model.size
 
     def __post_init__(self) -> None:
         super().__post_init__()

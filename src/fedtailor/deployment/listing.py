@@ -107,15 +107,8 @@ def _kinds(run: StoredRun) -> dict[str, str]:
     """The kind of each client's model, if the run stored the models."""
     if not (run.path / MODELS_MANIFEST).exists():
         return {}
-    kinds = {}
-    for name, entry in read_export_manifest(run.path, MODELS_MANIFEST)[
-        "clients"
-    ].items():
-        if "neighbors" in entry:
-            kinds[name] = f"model and {entry['neighbors']} neighbors"
-        else:
-            kinds[name] = "mixture" if entry["mixture"] else "vector"
-    return kinds
+    clients = read_export_manifest(run.path, MODELS_MANIFEST)["clients"]
+    return {name: entry["kind"] for name, entry in clients.items()}
 
 
 def _last(run: StoredRun, split: str) -> dict[str, float]:

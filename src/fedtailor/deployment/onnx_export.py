@@ -31,7 +31,7 @@ from fedtailor.models.layered import Layered
 from fedtailor.models.series import SeriesGRU
 from fedtailor.models.survival import RISK_PART, ProportionalHazards
 from fedtailor.models.tasks import DiscreteTime, Survival
-from fedtailor.protocol import Mixture, NearestNeighbors
+from fedtailor.protocol import CombinedPredictor, Mixture
 
 INPUT, OUTPUT, PROBABILITIES, TARGET = "x", "outputs", "probabilities", "target"
 LABEL = "label"
@@ -182,14 +182,14 @@ def _normalized(graph: Graph, personal: PersonalModel, x: str) -> str:
 def _predicted(graph: Graph, personal: PersonalModel, x: str) -> str:
     """Append the client's predictor, applied to the value x."""
     predictor = personal.predictor
-    require(
-        not isinstance(predictor, NearestNeighbors),
-        f"client {personal.name!r} predicts with its own examples, too; such models are"
-        " not exported",
-    )
-    if not isinstance(predictor, Mixture):
+    if not isinstance(predictor, CombinedPredictor):
         y = _network(graph, personal, predictor, x)
         return graph.node("Identity", y, name=OUTPUT)
+    if not isinstance(predictor, Mixture):
+        raise ValueError(
+            f"client {personal.name!r} predicts with a {predictor.kind}, whose function"
+            " ONNX cannot hold; export safetensors instead"
+        )
     weights = np.asarray(predictor.weights, np.float64)
     parts = []
     for weight, theta in zip(weights, np.asarray(predictor.models), strict=True):

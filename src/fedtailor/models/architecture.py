@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from jaxtyping import Array, Float, PyTree, Shaped
 
+from fedtailor._base.printable import without_addresses
 from fedtailor.models.frozen_arrays import FrozenArrays
 from fedtailor.models.part_finder import LayerInfo
 from fedtailor.models.precision import DType, Precision
@@ -36,6 +37,9 @@ class Architecture(ABC):
     """
 
     micro_batch: int | None = None
+
+    def __str__(self) -> str:
+        return without_addresses(self)
 
     @abstractmethod
     def build(self, input_shape: tuple[int, ...], outputs: int, key: Array) -> Network:

@@ -5,6 +5,7 @@ so that all vectors have one length. A client computes with its own network's en
 the others stay as they were. Executors group clients by network (`Model.member_of`).
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -38,6 +39,18 @@ class ByClient(Wrapper):
     @property
     def place(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
         return f"{self.use}."
+
+    def __str__(self) -> str:
+        if not self.is_several:
+            return str(self.inner)
+        counts = Counter(index for _, index in self.clients)
+        parts = []
+        for index, member in enumerate(self.members):
+            whose = [f"{counts[index]} clients"] if counts[index] else []
+            if index == self.default:
+                whose.append("all others" if counts else "all clients")
+            parts.append(f"{member} of {' and '.join(whose)}")
+        return "; ".join(parts)
 
     @property
     def is_several(self) -> bool:

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Shaped
 
+from fedtailor._base.printable import name_of
 from fedtailor.models.architecture import Architecture, Network
 from fedtailor.models.equinox_norm import WeightedBatchNorm
 from fedtailor.models.part_finder import LayerInfo
@@ -36,8 +37,8 @@ class EquinoxModule(Architecture):
         nodes = jax.tree.leaves(module, is_leaf=lambda node: isinstance(node, kinds))
         if any(isinstance(node, eqx.nn.State) for node in nodes):
             raise ValueError(
-                f"{self.make} gives a state in addition to the module; pass the module's class,"
-                " and its state is kept"
+                f"{name_of(self.make)} gives a state in addition to the module; pass the"
+                " module's class, and its state is kept"
             )
         if any(isinstance(node, eqx.nn.StateIndex) for node in nodes):
             raise ValueError(
@@ -373,7 +374,7 @@ def from_equinox(make: Callable[..., Any], *args: Any, **kwargs: Any) -> Equinox
         hash(architecture)
     except TypeError as error:
         raise ValueError(
-            f"an argument of {make} cannot be hashed ({error}); pass tuples for lists"
+            f"an argument of {name_of(make)} cannot be hashed ({error}); pass tuples for lists"
             " and arrays"
         ) from error
     return architecture

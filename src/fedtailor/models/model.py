@@ -3,6 +3,7 @@ a pytree inside training loops.
 """
 
 import math
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import ClassVar
@@ -17,6 +18,7 @@ from fedtailor.models.architecture import Architecture, Network
 from fedtailor.models.by_client import ByClient
 from fedtailor.models.frozen_arrays import FrozenArrays
 from fedtailor.models.no_fuse import no_fuse
+from fedtailor.models.own_code import explained
 from fedtailor.models.parameter_layout import (
     is_parameter,
     layout_of,
@@ -265,7 +267,10 @@ class Model:
         """
         layer_info = self._layer_info_with_head()
         x = self._inputs(x)
-        features = self.architecture.features(self.network(params), layer_info, x, key)
+        with self._explained():
+            features = self.architecture.features(
+                self.network(params), layer_info, x, key
+            )
         return self._to_sums(features)
 
     def train_features(
@@ -286,7 +291,8 @@ class Model:
         layer_info = self._layer_info_with_head()
         x = self._inputs(x)
         network = self.network(params)
-        return self.architecture.train_features(network, layer_info, x, key, weight)
+        with self._explained():
+            return self.architecture.train_features(network, layer_info, x, key, weight)
 
     def head_outputs(
         self, params: Params, features: Float[Array, "b ..."]
@@ -396,7 +402,8 @@ class Model:
                 `outputs` class scores.
         """
         x = self._inputs(x)
-        outputs = self.architecture.apply(self.network(params), x, key)
+        with self._explained():
+            outputs = self.architecture.apply(self.network(params), x, key)
         self.require_outputs(outputs.shape, len(x))
         return self._to_sums(outputs)
 
@@ -431,7 +438,10 @@ class Model:
         if not self.has_statistics:
             return self.logits(params, x, key), params
         x = self._inputs(x)
-        outputs, network = self.architecture.train(self.network(params), x, key, weight)
+        with self._explained():
+            outputs, network = self.architecture.train(
+                self.network(params), x, key, weight
+            )
         return outputs, self.with_statistics(params, eqx.filter(network, is_parameter))
 
     def with_statistics(self, params: Params, source: Params) -> Params:
@@ -488,6 +498,10 @@ class Model:
         if self.precision.is_mixed:
             params = jax.tree.map(self._to_compute, params)
         return eqx.combine(params, layout.static)
+
+    def _explained(self) -> AbstractContextManager[None]:
+        """Errors of the network's code end in one line that names the inputs."""
+        return explained(f"fails on inputs of shape {self.input_shape}")
 
     def _inputs(self, x: Shaped[Array, "b ..."]) -> Shaped[Array, "b ..."]:
         """Inputs of the network's shape, in the type that it computes in."""

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedtailor.models.own_code import explained
 from fedtailor.models.part_finder import Parameter, PartFinder
 from fedtailor.models.tree_paths import path_of
 from fedtailor.protocol import Params
@@ -64,7 +65,11 @@ def layout_of(model: "Model") -> Layout:
         )
 
     # This computes shapes only.
-    network = eqx.filter_eval_shape(build)
+    with explained(
+        f"cannot be made for inputs of shape {model.input_shape} and {model.outputs}"
+        " outputs"
+    ):
+        network = eqx.filter_eval_shape(build)
     # `static` holds functions, settings and shapes. An array in it, such as one of
     # integers, would be neither trained nor sent.
     params, static = eqx.partition(network, is_parameter)
@@ -99,9 +104,9 @@ def part_finder_of(model: "Model") -> PartFinder:
     parameters = tuple(map(Parameter, layout.paths, (0, *layout.ends), layout.ends))
     # Only the shapes of the parameters are needed.
     network = eqx.combine(shapes_of(model), layout.static)
-    return PartFinder(
-        parameters, model.architecture.layer_info(network, model.input_shape)
-    )
+    with explained(f"fails on inputs of shape {model.input_shape}"):
+        layer_info = model.architecture.layer_info(network, model.input_shape)
+    return PartFinder(parameters, layer_info)
 
 
 def shapes_of(model: "Model") -> Params:

@@ -75,7 +75,14 @@ from fedtailor.protocol.pipeline import (
     receive,
     send,
 )
-from fedtailor.protocol.predictor import Mixture, NearestNeighbors, Predictor
+from fedtailor.protocol.predictors import (
+    CombinedPredictor,
+    Mixture,
+    NearestNeighbors,
+    PredictingModel,
+    Predictor,
+    predictor,
+)
 from fedtailor.protocol.sgd import SGD
 from fedtailor.protocol.state import ClientState, ServerState, server_state, state_name
 from fedtailor.protocol.summed_rows import (
@@ -101,6 +108,7 @@ __all__ = [
     "ClientUpdate",
     "Clients",
     "Cohort",
+    "CombinedPredictor",
     "DataFacts",
     "Diagnostic",
     "Diverged",
@@ -128,6 +136,7 @@ __all__ = [
     "Params",
     "Pipeline",
     "Population",
+    "PredictingModel",
     "Predictor",
     "PreprocessingFacts",
     "RefusedStatistics",
@@ -161,6 +170,7 @@ __all__ = [
     "next_power_of_two",
     "noise_of",
     "on_host",
+    "predictor",
     "receive",
     "send",
     "server_rng",

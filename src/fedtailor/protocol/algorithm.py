@@ -28,7 +28,7 @@ from fedtailor.protocol.exchange import Answers
 from fedtailor.protocol.local_trainer import LocalTrainer
 from fedtailor.protocol.messages import ClientUpdate, Downlink, Inbox, Streams
 from fedtailor.protocol.parts import ModelParts
-from fedtailor.protocol.predictor import Predictor
+from fedtailor.protocol.predictors import Predictor
 from fedtailor.protocol.state import ClientState, ServerState, server_state
 
 Init = Callable[[int], Float[Array, " d"]]
@@ -142,10 +142,11 @@ class Algorithm:
         """
         return 1
 
-    @property
-    def vectors_per_round(self) -> int:
-        """How many vectors of the model's size a client sends in a round, at most."""
-        return 1
+    def numbers_per_round(self, model: ModelParts) -> int:
+        """How many numbers a client sends in a round, at most (single ones beside vectors
+        need not be counted). It says so before it trains.
+        """
+        return model.size
 
     @property
     def sent_to_each(self) -> frozenset[str]:

@@ -13,7 +13,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int, PyTree, Shaped
 
 from fedtailor.protocol.parts import ModelPart
-from fedtailor.protocol.predictor import Predictor
+from fedtailor.protocol.predictors import Predictor
 from fedtailor.protocol.sgd import SGD
 
 Carry = TypeVar("Carry")

@@ -70,6 +70,11 @@ class ModelParts(Protocol):
     """
 
     @property
+    def size(self) -> int:
+        """The number of entries of theta, d."""
+        ...
+
+    @property
     def parts(self) -> tuple[str, ...]:
         """The names of the model's parts that are neither empty nor all of it."""
         ...

@@ -23,6 +23,7 @@ import numpy as np
 
 from fedtailor._base.choice import check_choice
 from fedtailor._base.entry_points import offered
+from fedtailor._base.printable import name_of
 from fedtailor.protocol.algorithm import Algorithm
 from fedtailor.protocol.hyperparameters import is_hyperparameters, require
 from fedtailor.protocol.sgd import SGD
@@ -37,9 +38,6 @@ KeyPath = tuple[str, ...]
 
 NONE = "none"
 """The word for None in a file that people write, as TOML has no null."""
-
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
-"""Where an object lies in memory, in its `repr`: it differs from process to process."""
 
 
 class ConfigError(ValueError):
@@ -88,7 +86,7 @@ def to_plain(value: Any, *, closures: bool = False) -> Any:
         return f"array {sha256.hexdigest()[:16]}"
     if closures:
         return _with_held_values(value)
-    return getattr(value, "__qualname__", repr(value))
+    return name_of(value)
 
 
 def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -120,7 +118,7 @@ def _with_held_values(value: Any) -> Any:
         return to_plain([value.func, *arguments], closures=True)
     if isinstance(value, Mapping):
         return to_plain(sorted(value.items(), key=repr), closures=True)
-    name = getattr(value, "__qualname__", _ADDRESS.sub("", repr(value)))
+    name = name_of(value)
     held = [*(getattr(value, "__defaults__", None) or ())]
     for cell in getattr(value, "__closure__", None) or ():
         # A function may hold itself.

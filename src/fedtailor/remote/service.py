@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +21,6 @@ from fedtailor._base.choice import require
 from fedtailor._base.documentation import see
 from fedtailor._base.printable import say
 from fedtailor.aggregation.secure_sums import MIN_CLIENTS
-from fedtailor.data.federation import Federation
 from fedtailor.engine.client.private_steps import private_settings
 from fedtailor.engine.storage.interrupts import Interrupted
 from fedtailor.engine.storage.lock import ProcessLock, is_held
@@ -57,7 +56,6 @@ from fedtailor.remote.wire.run_log import COORDINATOR_LOG, Lines, RunLog, client
 from fedtailor.remote.wire.transport import (
     ExchangeResult,
     PendingExchange,
-    RequestHandler,
     TooFewClients,
     Transport,
     send_and_receive,
@@ -573,8 +571,6 @@ def join(
     data: Path | str,
     *,
     handle: Handle | None = None,
-    make_handler: Callable[[Kit, Federation, ClientStore], RequestHandler]
-    | None = None,
     log: RunLog | None = None,
 ) -> None:
     """Take part in a federation as a client, until stopped.
@@ -586,8 +582,6 @@ def join(
         data: the client's file: .csv, .tsv or .parquet.
         handle: says what the client does, and stops it, from another thread; without one
             SIGTERM and Ctrl-C stop it.
-        make_handler: function from the kit, the client's federation and its store to
-            the handler of rounds; `RoundHandler` by default.
         log: where it says what it does; by default on the standard output.
 
     Raises:
@@ -619,7 +613,7 @@ def join(
         policy.check_job(kit.job)  # before a directory is made for states
         signals = _stop_on_signals(stop) if handle is None else nullcontext()
         with ClientStore(kit.state, kit.job.identity) as store, signals:
-            responder = responder_of(kit, store, data, make_handler=make_handler)
+            responder = responder_of(kit, store, data)
             https_client.answer_messages(
                 https_client.Connection(kit),
                 responder,

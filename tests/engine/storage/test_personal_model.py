@@ -158,7 +158,9 @@ def test_every_kind_of_predictor_comes_back(tmp_path):
     ):
         export_models(models, tmp_path / "export")
     assert not (tmp_path / "export").exists()
-    assert (
-        "neighbors"
-        in json.loads((tmp_path / "mine.json").read_text())["clients"]["neighbors"]
-    )
+    entries = json.loads((tmp_path / "mine.json").read_text())["clients"]
+    assert [entry["kind"] for entry in entries.values()] == [
+        "vector",
+        "mixture",
+        "model and 2 neighbors",
+    ]

@@ -66,6 +66,14 @@ _MOST_NEAR = 12
 by one: a combination counts as theirs.
 """
 
+_DRAWS, _SAMPLE = 48, 100
+"""Lines through so many pairs of rows are tried, on so many rows first. A line with half of
+all rows is missed once in a million.
+"""
+
+_ON_LINE = 1e-9
+"""Of the largest number: so near to a line a row is on it, but for rounding."""
+
 _DEPENDENT = 1e-13
 """Directions of a smaller share of the largest variance are rounding."""
 
@@ -271,8 +279,9 @@ def multipliable(
     2. a combination of all inputs has weights on 1 to 4 of the rows of a mask, and on no
        others of it: with the weight that is not 0 in the mask, it gives a sum over these
        rows. Masks are all rows; each category, yes, no, and the gaps of a column; the rows
-       in which a number is there, or is not a frequent one; and what one such group
-       leaves of another that holds it, or two that do not meet leave of all rows.
+       in which a number is there, or is not a frequent one; those off a line on which half
+       of the rows lie, of two inputs (two numbers that are mostly the same); and what one
+       such group leaves of another that holds it, or two that do not meet leave of all.
 
     What stands against it is taken out until nothing does. Which columns are kept depends
     on nothing but these cells, whatever becomes of them: two answers about the same columns
@@ -300,9 +309,13 @@ def _kept(columns: Sequence[_Column], places: Sequence[int]) -> list[int]:
     rows = len(columns[0].groups)
     owners = np.repeat(kept, [columns[it].inputs.shape[1] for it in kept])
     x = np.concatenate([columns[it].inputs for it in kept], axis=1)
+    numbers = [it for it in kept if columns[it].present is not None]
+    is_number = np.isin(owners, numbers) & ((x != 0) & (x != 1)).any(axis=0)
+    on_lines, of_lines = _off_lines(x, owners, is_number)
+    groups = [((place,), mask) for place in kept for mask in columns[place].of_groups]
     masks = [((), np.ones(rows, np.bool_))]
     masks += [((place,), mask) for place in kept for mask in columns[place].masks]
-    masks += _differences(columns, kept)
+    masks += [*on_lines, *_differences([*groups, *of_lines])]
     # With fewer inputs no combination is new, so that each mask is looked at once.
     clear = set[bytes]()
     for of_mask, mask in masks:
@@ -321,24 +334,68 @@ def _kept(columns: Sequence[_Column], places: Sequence[int]) -> list[int]:
     return kept
 
 
-def _differences(
-    columns: Sequence[_Column], places: Sequence[int]
-) -> list[tuple[tuple[int, ...], Bool[NDArray, " rows"]]]:
-    """(owners, mask) of what groups leave of others that hold them, or of all rows."""
-    owners = [it for it in places for _ in columns[it].of_groups]
-    groups = [mask for it in places for mask in columns[it].of_groups]
-    together = np.array(groups, np.float64)
+_Mask = tuple[tuple[int, ...], Bool[NDArray, " rows"]]
+"""Rows, and the places of the columns whose combination has them."""
+
+
+def _differences(groups: Sequence[_Mask]) -> list[_Mask]:
+    """What groups leave of others that hold them, or of all rows."""
+    together = np.array([mask for _, mask in groups], np.float64)
     together = together @ together.T
     sizes = together.diagonal()
     found = []
     for i, j in np.argwhere((together == 0) | (together == sizes)):
+        (own, one), (others, other) = groups[i], groups[j]
         # Of one column, all others of its groups are what is left, which are masks.
-        if owners[i] != owners[j]:
+        if own != others:
             is_within = together[i, j] == sizes[j] > 0
-            left = groups[i] & ~groups[j] if is_within else ~(groups[i] | groups[j])
+            left = one & ~other if is_within else ~(one | other)
             if left.any():
-                found.append(((owners[i], owners[j]), left))
+                found.append((tuple({*own, *others}), left))
     return found
+
+
+def _off_lines(
+    x: Float[NDArray, "rows inputs"],
+    owners: Int64[NDArray, " inputs"],
+    is_number: Bool[NDArray, " inputs"],
+) -> tuple[list[_Mask], list[_Mask]]:
+    """Rows off a line on which half of the rows or more lie, of a number and another input.
+
+    A combination of the two is 0 on the line. Sums of squares say so, and if it has one
+    other value only, such as a number of visits that is one more in a few rows.
+
+    Returns:
+        The masks of all such rows; and the groups, of which there are two of each
+        combination with two values.
+    """
+    rows = len(x)
+    rng = np.random.default_rng(0)
+    one, other = rng.integers(0, rows, (2, _DRAWS))
+    sample = rng.permutation(rows)[:_SAMPLE]
+    masks, groups = list[_Mask](), list[_Mask]()
+    for i in np.flatnonzero(is_number):
+        for j in range(x.shape[1]):
+            if owners[i] == owners[j] or (is_number[j] and j > i):
+                continue
+            rise, run = (x[one, it] - x[other, it] for it in (i, j))
+            is_line = (rise != 0) & (run != 0)
+            if not is_line.any():
+                continue
+            slopes = rise[is_line] / run[is_line]
+            starts = x[one[is_line], i] - slopes * x[one[is_line], j]
+            near = _ON_LINE * max(np.abs(x[:, i]).max(), np.abs(starts).max())
+            off = x[sample, i] - starts[:, None] - slopes[:, None] * x[sample, j]
+            best = int((np.abs(off) <= near).sum(axis=1).argmax())
+            off = x[:, i] - starts[best] - slopes[best] * x[:, j]
+            is_off = np.abs(off) > near
+            if 2 * is_off.sum() > rows or not is_off.any():
+                continue
+            columns = int(owners[i]), int(owners[j])
+            masks.append((columns, is_off))
+            if np.ptp(off[is_off]) <= near:
+                groups += [(columns, is_off), (columns, ~is_off)]
+    return masks + groups, groups
 
 
 def _without_most_work(columns: Sequence[_Column], places: list[int]) -> list[int]:

@@ -1,4 +1,4 @@
-"""Losses over batches, of one model or of a mixture of models."""
+"""Losses over batches, and predictors as functions of inputs."""
 
 from collections.abc import Callable
 
@@ -7,16 +7,13 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from fedtailor._base.choice import require
 from fedtailor.models import Model
 from fedtailor.protocol import (
     Batch,
+    CombinedPredictor,
     IntScalar,
-    Mixture,
-    NearestNeighbors,
     Params,
     Predictor,
-    along_axis,
 )
 
 
@@ -102,60 +99,8 @@ def outputs(model: Model, predictor: Predictor) -> Callable[[Array], Array]:
     Returns:
         x [b, ...] -> logits, or log-probabilities of a mixture: what the model's losses
         are computed from.
-
-    Raises:
-        ValueError: a mixture of probabilities of a model that predicts no classes.
     """
-    if isinstance(predictor, NearestNeighbors):
-        return _with_neighbors(model, predictor)
-    if isinstance(predictor, Mixture):
-        return _mixed(model, predictor)
+    if isinstance(predictor, CombinedPredictor):
+        return predictor.outputs(model)
     params = model.params(predictor)
     return lambda x: model.logits(params, x)
-
-
-def _mixed(model: Model, mixture: Mixture) -> Callable[[Array], Array]:
-    """A function of inputs x [b, ...]: the mean logits of several models, or the logarithms
-    of their mean probabilities.
-    """
-    require(
-        mixture.logits or model.classification,
-        "a mixture of probabilities needs a model of classes; this method cannot train"
-        " a model with another loss",
-    )
-    stacked = jax.vmap(model.params)(mixture.models)
-    weights = mixture.weights
-
-    def mixed(x: Array) -> Array:
-        # [k, b, ...]
-        logits = jax.vmap(lambda params: model.logits(params, x))(stacked)
-        if mixture.logits:
-            return jnp.tensordot(weights, logits, 1)
-        # We compute log sum_k w_k p_k in the log domain, so that small probabilities do
-        # not underflow. The first `where` avoids log(0), whose derivative would be NaN
-        # even though the second `where` discards the value.
-        positive_weights = jnp.where(weights > 0, weights, 1)
-        log_weights = jnp.where(weights > 0, jnp.log(positive_weights), -jnp.inf)
-        log_weights = along_axis(log_weights, 0, logits.ndim)
-        return jax.nn.logsumexp(model.log_probabilities(logits) + log_weights, axis=0)
-
-    return mixed
-
-
-def _with_neighbors(
-    model: Model, predictor: NearestNeighbors
-) -> Callable[[Array], Array]:
-    """A function of inputs x [b, ...]: the outputs of a model, combined with those of the
-    nearest neighbours among a client's examples.
-    """
-    params = model.params(predictor.model)
-
-    def combined(x: Array) -> Array:
-        # The distance of neighbours is that of their features, which the model's head
-        # needs as well.
-        features = model.features(params, x)
-        neighbors = predictor.probabilities(features, model.outputs)
-        outputs = model.head_outputs(params, features)
-        return predictor.combine(neighbors, outputs, predictor.share)
-
-    return combined

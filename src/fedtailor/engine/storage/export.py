@@ -7,9 +7,11 @@ else that prediction needs) and, if the models were trained on a table,
 
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
@@ -23,6 +25,7 @@ from fedtailor._base.files import (
     remove_leftovers,
 )
 from fedtailor._base.tensors import read_tensors
+from fedtailor.algorithms.find import load_installed_algorithms
 from fedtailor.data.federation.storage import arrays_digest
 from fedtailor.data.tables import Preprocessing
 from fedtailor.engine.storage.digests import has_valid_digest, with_digest
@@ -31,14 +34,13 @@ from fedtailor.engine.storage.personal_model import PersonalModel
 from fedtailor.models import Architecture, Model
 from fedtailor.models.frozen_arrays import FrozenArrays
 from fedtailor.models.plain import model_from_plain, plain_model
-from fedtailor.protocol import Mixture, NearestNeighbors, Predictor
+from fedtailor.protocol import CombinedPredictor, Predictor, state_name
 
 MODELS = "models.safetensors"
 MANIFEST = "manifest.json"
 PREPROCESSING = "preprocessing.json"
 
-_FORMAT = "fedtailor personal models 2"
-_NEIGHBOR_FIELDS = ("features", "labels", "held", "share", "scale")
+_FORMAT = "fedtailor personal models 3"
 
 
 def export_models(
@@ -73,8 +75,11 @@ def export_models(
     models = list(personal)
     path = Path(directory)
     for model in models:
-        if isinstance(model.predictor, NearestNeighbors) and not own_examples:
-            _ = model.theta  # raises the error that explains this
+        require(
+            own_examples or not getattr(model.predictor, "holds_examples", False),
+            f"client {model.name!r} predicts with a model and its own examples, which are"
+            " not exported; see .predictor",
+        )
     try:
         make_new(path)
         write_models(models, path)
@@ -286,45 +291,73 @@ def _predictor_to_json(
 
     Args:
         predictor: the predictor.
-        array: the name under which its models are stored, and the prefix of the names
-            of its other arrays.
+        array: the name under which its model is stored, or the prefix of the names of
+            its arrays.
         arrays: a dict to which its arrays are added.
 
     Returns:
         A JSON object, which `_predictor_from_json` reads.
     """
-    if isinstance(predictor, Mixture):
-        arrays[array] = np.asarray(predictor.models)
-        arrays[f"{array}.weights"] = np.asarray(predictor.weights)
-        return {"array": array, "mixture": True, "logits": predictor.logits}
-    if isinstance(predictor, NearestNeighbors):
-        arrays[array] = np.asarray(predictor.model)
-        arrays |= {
-            f"{array}.{name}": np.asarray(getattr(predictor, name))
-            for name in _NEIGHBOR_FIELDS
-        }
+    if not isinstance(predictor, CombinedPredictor):
+        arrays[array] = np.asarray(predictor)
+        return {"kind": "vector", "array": array}
+    entry: dict[str, Any] = {
+        "kind": predictor.kind,
+        "predictor": state_name(type(predictor)),
+        "arrays": {},
+        "settings": {},
+    }
+    for field in fields(predictor):  # pyright: ignore[reportArgumentType] (a dataclass)
+        value = getattr(predictor, field.name)
+        if field.metadata.get("static", False):
+            entry["settings"][field.name] = value
+        else:
+            stored = _store(value, f"{array}.{field.name}", arrays)
+            entry["arrays"][field.name] = stored
+    return entry
+
+
+def _store(value: Any, name: str, arrays: dict[str, Any]) -> Any:
+    """Add an array, or the arrays of a dict, to `arrays`.
+
+    Returns:
+        The array's name in `arrays`, or a dict of such names.
+    """
+    if isinstance(value, dict):
         return {
-            "array": array,
-            "mixture": False,
-            "logits": predictor.logits,
-            "neighbors": predictor.k,
+            key: _store(part, f"{name}.{key}", arrays) for key, part in value.items()
         }
-    arrays[array] = np.asarray(predictor)
-    return {"array": array, "mixture": False}
+    arrays[name] = np.asarray(value)
+    return name
 
 
 def _predictor_from_json(entry: dict[str, Any], arrays: dict[str, Any]) -> Predictor:
-    """Build a predictor from the output of `_predictor_to_json`."""
-    array = entry["array"]
-    if "neighbors" in entry:
-        fields = {name: arrays[f"{array}.{name}"] for name in _NEIGHBOR_FIELDS}
-        return NearestNeighbors(
-            arrays[array], **fields, k=entry["neighbors"], logits=entry["logits"]
-        )
-    weights = arrays.get(f"{array}.weights")
-    if weights is None:
-        return arrays[array]
-    return Mixture(weights, arrays[array], entry["logits"])
+    """Build a predictor from the output of `_predictor_to_json`.
+
+    Raises:
+        ValueError: it is one of a method that is not loaded here.
+    """
+    if "predictor" not in entry:
+        return arrays[entry["array"]]
+    name = entry["predictor"]
+    if name not in CombinedPredictor.registry:
+        # Importing the methods of installed packages registers their predictors.
+        load_installed_algorithms()
+    require(
+        name in CombinedPredictor.registry,
+        f"these models predict with {name}, which is not loaded; import the method's module"
+        " first, or install it as a package (entry point fedtailor.algorithms)",
+    )
+    found = jax.tree.map(lambda stored: arrays[stored], entry["arrays"])
+    return CombinedPredictor.registry[name](**found, **entry["settings"])
+
+
+def _size(predictor: Predictor) -> int:
+    """The number of parameters of its models, d."""
+    if not isinstance(predictor, CombinedPredictor):
+        return predictor.shape[-1]
+    theta = getattr(predictor, "models", None)
+    return (predictor.model if theta is None else theta).shape[-1]  # pyright: ignore[reportAttributeAccessIssue] (`@predictor` requires one of them)
 
 
 def _build_models(
@@ -353,14 +386,15 @@ def _build_models(
     )
     models = {}
     for name, entry in manifest["clients"].items():
-        size = arrays[entry["array"]].shape[-1]
+        predictor = _predictor_from_json(entry, arrays)
+        size = _size(predictor)
         require(
             size == model.size,
             f"client {name!r} has {size} parameters, the model {model.size}",
         )
         models[name] = PersonalModel(
             name,
-            _predictor_from_json(entry, arrays),
+            predictor,
             model.with_network(entry["network"]) if "network" in entry else model,
             shift,
             scale,

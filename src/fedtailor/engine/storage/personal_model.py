@@ -18,7 +18,7 @@ from fedtailor.engine.client.pool import Normalization
 from fedtailor.models import Architecture, Model
 from fedtailor.models.frozen_arrays import frozen_inputs, placed
 from fedtailor.models.frozen_network import merged
-from fedtailor.protocol import Mixture, NearestNeighbors, Predictor
+from fedtailor.protocol import CombinedPredictor, Predictor
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,8 @@ class PersonalModel:
 
     Attributes:
         name: the client's name.
-        predictor: a model vector [d], a `Mixture` of models, or `NearestNeighbors`.
+        predictor: a model vector [d], or models with further arrays, such as a
+            `Mixture`.
         model: the network, which takes the model vector as its parameters.
         shift, scale: the network's input is (x - shift) * scale.
         preprocessing: converts raw rows of a table to inputs, for `predict_rows`; None
@@ -55,15 +56,11 @@ class PersonalModel:
         Raises:
             ValueError: the client predicts with more than one model.
         """
-        require(
-            not isinstance(self.predictor, NearestNeighbors),
-            f"client {self.name!r} predicts with a model and its own examples, which"
-            " are not exported; see .predictor",
-        )
-        require(
-            not isinstance(self.predictor, Mixture),
-            f"client {self.name!r} has a mixture of models; see .predictor",
-        )
+        if isinstance(self.predictor, CombinedPredictor):
+            raise ValueError(
+                f"client {self.name!r} predicts with a {self.predictor.kind}, not with one"
+                " model alone; see .predictor"
+            )
         return np.asarray(self.predictor)
 
     # predictions

@@ -4,6 +4,8 @@ seed, and more candidates where the best one stands at the edge of its grid.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,12 +13,15 @@ from numpy.typing import NDArray
 from fedtailor.lab.experiments import bracketing
 from fedtailor.lab.experiments.compared_runs import ComparedRuns
 from fedtailor.lab.experiments.experiment import (
+    MODEL,
     Candidate,
     ComparedMethod,
     with_setting,
+    with_settings,
 )
 from fedtailor.lab.experiments.index_entries import IndexEntries
 from fedtailor.lab.experiments.run_scores import client_scores, validation_score
+from fedtailor.lab.experiments.search import Study
 from fedtailor.protocol.plain import RefusedSettings
 
 ALL_FAILED = (
@@ -34,10 +39,12 @@ class Choosing:
     Attributes:
         runs: trains the candidates.
         entries: the entries of the index, to which candidates are added.
+        studies: the file to which searches add their trials; None = they are not kept.
     """
 
     runs: ComparedRuns
     entries: IndexEntries
+    studies: Path | None = None
 
     def choose_all(
         self, methods: Sequence[ComparedMethod], seed: int
@@ -56,7 +63,7 @@ class Choosing:
             The candidate; None if all candidates diverged or were refused.
         """
         self.entries.skip_refused(method)
-        if len(method.candidates) == 1:
+        if method.tried == 1:
             return method.candidates[0]
         runs: dict[int, str] = {}
 
@@ -69,7 +76,8 @@ class Choosing:
                 return None
             return validation_score(self.runs.results / name)
 
-        scored = self.bracketed(method, seed, score)
+        find = self._searched if method.space else self.bracketed
+        scored = find(method, seed, score)
         best = self._best(method, scored, seed, None)
         if best is None:
             other_seeds = len(self.runs.experiment.file.seeds) - 1
@@ -84,6 +92,36 @@ class Choosing:
                 chosen=candidate is best,
             )
         return best
+
+    def _searched(
+        self,
+        method: ComparedMethod,
+        seed: int,
+        score: Callable[[Candidate], float | None],
+    ) -> list[Scored]:
+        """Score the settings that a search proposes, one after another."""
+        scored: list[Scored] = []
+        for first in method.candidates:
+            study = study_of(method, first, seed, self.studies)
+            known: dict[str, float | None] = {}
+            for _ in range(method.trials):
+                settings = study.propose()
+                text = str(settings)
+                # Values to choose from may be proposed again.
+                if text not in known:
+                    known[text] = None
+                    try:
+                        candidate = with_settings(first, settings, ("search",))
+                    except RefusedSettings as error:
+                        parameters = {**first.parameters, **settings}
+                        self.entries.skip(method, seed, parameters, str(error), runs=1)
+                    else:
+                        known[text] = score(candidate)
+                        scored.append((candidate, known[text]))
+                else:
+                    self.entries.added_runs -= 1
+                study.tell(known[text])
+        return scored
 
     def bracketed(
         self,
@@ -198,6 +236,56 @@ class Choosing:
             )
             for value, candidate in line.items()
         }
+
+
+def study_of(
+    method: ComparedMethod, first: Candidate, seed: int, file: Path | None = None
+) -> Study:
+    """The search over a method's settings that begins with those of a candidate."""
+    parts = [method.scenario.label, method.label, str(first.parameters.get(MODEL, ""))]
+    begin: dict[str, Any] = {}
+    for name in method.space:
+        value: Any = first.algorithm
+        for part in name.split("."):
+            value = getattr(value, part, None)
+        begin[name] = value
+    name = ", ".join(filter(None, parts))
+    return Study(name, method.space, seed, first=begin, file=file)
+
+
+def finished_runs(
+    runs: ComparedRuns, method: ComparedMethod, seeds: Sequence[int]
+) -> int:
+    """How many of a method's runs are finished."""
+    candidates = list(method.candidates)
+    if method.space:
+        candidates = _tried_so_far(runs, method, seeds[0])
+    return sum(
+        runs.is_finished(method, candidate, seed)
+        for candidate in candidates
+        for seed in seeds
+    )
+
+
+def _tried_so_far(
+    runs: ComparedRuns, method: ComparedMethod, seed: int
+) -> list[Candidate]:
+    """The settings that a search has proposed, up to the first whose run is missing."""
+    tried: dict[str, Candidate] = {}
+    for first in method.candidates:
+        study = study_of(method, first, seed)
+        for _ in range(method.trials):
+            try:
+                candidate = with_settings(first, study.propose(), ("search",))
+            except RefusedSettings:
+                study.tell(None)
+                continue
+            name = runs.name_of(method, candidate, seed)
+            if not runs.is_finished(method, candidate, seed):
+                break
+            tried[name] = candidate
+            study.tell(validation_score(runs.results / name))
+    return list(tried.values())
 
 
 def _highest(scored: Sequence[Scored]) -> Candidate | None:

@@ -42,7 +42,7 @@ from fedtailor.engine.storage.run_files import (
 from fedtailor.engine.training import Training
 from fedtailor.lab.baselines import find_baseline
 from fedtailor.lab.experiments.budget import Halving
-from fedtailor.lab.experiments.choosing import Choosing
+from fedtailor.lab.experiments.choosing import Choosing, finished_runs
 from fedtailor.lab.experiments.compared_runs import ComparedRuns
 from fedtailor.lab.experiments.experiment import (
     Candidate,
@@ -58,6 +58,7 @@ from fedtailor.lab.experiments.index_entries import (
     require_own_index,
 )
 from fedtailor.lab.experiments.plan import BeforeSetting, PlannedRuns, plan_runs
+from fedtailor.lab.experiments.search import STUDIES
 from fedtailor.lab.experiments.sharded_runs import ShardedRuns
 from fedtailor.lab.experiments.sharding import Shard, ShardedTask, do_all
 from fedtailor.lab.trackers import find_trackers
@@ -113,6 +114,11 @@ class Comparison:
         require(
             self.shard is None or self.at_once == 1,
             "processes share single runs; leave out seeds at once or the shard",
+        )
+        require(
+            not self.budget or not any(it.space for it in self.experiment.methods),
+            "a budget compares all settings after each step, and a search proposes one"
+            " after another; leave out the budget or the search",
         )
         self.track = (*self.experiment.file.track, *self.track)
         find_trackers(self.track)  # raises if a tracker is not installed
@@ -179,12 +185,8 @@ class Comparison:
     def finished(self) -> int:
         """Number of runs in the result directory that are finished."""
         seeds = self.experiment.file.seeds
-        finished = 0
-        for method in self.experiment.methods:
-            for candidate in method.candidates:
-                for seed in seeds:
-                    finished += self._runs.is_finished(method, candidate, seed)
-        return finished
+        methods = self.experiment.methods
+        return sum(finished_runs(self._runs, method, seeds) for method in methods)
 
     def plan(self, before: BeforeSetting | None = None) -> Iterator[PlannedRuns]:
         """Time some rounds of each setting whose runs are missing; nothing is written.
@@ -253,6 +255,10 @@ class Comparison:
     def _run_all(self) -> Path:
         """Choose settings on the first seed, and train them on all seeds."""
         seeds = self.experiment.file.seeds
+        # Searches are played again from their beginning.
+        studies = self.index.parent / STUDIES
+        studies.unlink(missing_ok=True)
+        self._choosing.studies = studies
         for scenario in self.experiment.scenarios:
             methods = self.experiment.methods_of(scenario)
             chosen = self._choosing.choose_all(methods, seeds[0])

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -22,7 +23,8 @@ from fedtailor.engine.training import (
 from fedtailor.engine.training.asynchronous_tables import late_of_table
 from fedtailor.lab import scenarios
 from fedtailor.lab.baselines import find_baseline
-from fedtailor.lab.experiments.grid import combinations
+from fedtailor.lab.experiments.grid import combinations, nested
+from fedtailor.lab.experiments.search import Space, space_of
 from fedtailor.lab.report.drawing import FIGURES
 from fedtailor.lab.results.measures import MEASURES
 from fedtailor.lab.scenarios.scenario import Scenario
@@ -95,6 +97,14 @@ class _Algorithm(_Table):
     late: dict[str, Any] | None = None
     vary: dict[str, Any] = {}
     grid: dict[str, Any] = {}
+    search: dict[str, Any] = {}
+
+
+class _Search(_Table):
+    """[search]: how the settings of methods with a table `search` are found."""
+
+    use: Literal["optuna"]
+    trials: Annotated[int, Field(ge=2, le=10_000)] = 20
 
 
 class _File(_Table):
@@ -127,6 +137,7 @@ class _File(_Table):
         "fairness",
     ]
     sgd: dict[str, Any] = {}
+    search: _Search | None = None
     scenarios: dict[str, _Scenario] = Field(min_length=1)
     algorithms: dict[str, _Algorithm] = Field(min_length=1)
     published: dict[Literal[MEASURE_NAMES], _Published] = {}  # type: ignore[valid-type]
@@ -189,6 +200,9 @@ class ComparedMethod:
         refused: settings of the grid that the method refuses.
         uplink: transforms of the clients' updates.
         late: a server that does not wait for late clients; None = it waits.
+        space: the settings that are searched, beginning with those of each candidate
+            (one for each model); empty = the candidates are all there are.
+        trials: the settings that a search tries for each candidate.
     """
 
     label: str
@@ -199,6 +213,13 @@ class ComparedMethod:
     refused: tuple[RefusedCandidate, ...] = ()
     uplink: Pipeline = ()
     late: LateClients | None = None
+    space: Space = field(default_factory=dict)
+    trials: int = 1
+
+    @property
+    def tried(self) -> int:
+        """The number of settings from which one is chosen."""
+        return len(self.candidates) * self.trials
 
 
 @dataclass(frozen=True)
@@ -234,7 +255,7 @@ class Experiment:
         # Settings are chosen on the first seed, on which the chosen one is not
         # repeated.
         seeds = len(self.file.seeds)
-        return sum(seeds + len(method.candidates) - 1 for method in self.methods)
+        return sum(seeds + method.tried - 1 for method in self.methods)
 
 
 def with_setting(candidate: Candidate, setting: str, value: float) -> Candidate:
@@ -243,12 +264,21 @@ def with_setting(candidate: Candidate, setting: str, value: float) -> Candidate:
     Raises:
         RefusedSettings: the method refuses the value.
     """
-    nested: Any = value
-    for name in reversed(setting.split(".")):
-        nested = {name: nested}
+    return with_settings(candidate, {setting: value}, ("bracket",))
+
+
+def with_settings(
+    candidate: Candidate, settings: Mapping[str, Any], place: KeyPath
+) -> Candidate:
+    """A candidate with other values of some settings, given by their dotted names.
+
+    Raises:
+        RefusedSettings: the method refuses the values.
+    """
+    paths = [(tuple(name.split(".")), value) for name, value in settings.items()]
     return Candidate(
-        configured(candidate.algorithm, nested, ("bracket",)),
-        {**candidate.parameters, setting: value},
+        configured(candidate.algorithm, nested(paths), place),
+        {**candidate.parameters, **settings},
         candidate.model,
     )
 
@@ -462,11 +492,12 @@ def _methods(scenario: ComparedScenario, file: _File) -> Iterator[ComparedMethod
             row = configured(base, varied, (*place, "vary"))
             candidates, refused = _candidates(row, table.grid, (*place, "grid"))
             candidates = _with_models(candidates, scenario)
-            if len(candidates) > 1 and scenario.arguments.get("val") == 0:
+            space = _space(label, table, file, row)
+            if (len(candidates) > 1 or space) and scenario.arguments.get("val") == 0:
                 raise ConfigError(
                     ("scenarios", scenario.label),
-                    f"{label} has a grid, and grids are chosen on validation data: give"
-                    f" scenario {scenario.label!r} some, such as val = 0.1"
+                    f"{label} has a grid or a search, whose settings are chosen on"
+                    f" validation data: give scenario {scenario.label!r} some, such as val = 0.1"
                     f"{see('errors#a-grid-without-validation-rows')}",
                 )
             flat = flatten(varied)
@@ -480,6 +511,8 @@ def _methods(scenario: ComparedScenario, file: _File) -> Iterator[ComparedMethod
                 refused,
                 uplink,
                 late,
+                space,
+                file.search.trials if file.search is not None and space else 1,
             )
 
 
@@ -522,6 +555,31 @@ def _candidates(
     if not candidates:
         raise errors[0]
     return tuple(candidates), tuple(refused)
+
+
+def _space(
+    label: str, table: _Algorithm, file: _File, row: Algorithm
+) -> dict[str, Any]:
+    """The space of the search over a method's settings; empty if there is none."""
+    place = ("algorithms", label, "search")
+    if not table.search:
+        return {}
+    if file.search is None:
+        raise ConfigError(
+            place,
+            f"{label} has a search, and the file does not say of what kind: add a table"
+            ' [search] with use = "optuna" and the number of trials',
+        )
+    if table.grid:
+        raise ConfigError(place, f"{label} has a grid and a search; give one of both")
+    space = space_of(table.search, place)
+    for name, leaf in space.items():
+        # A name or type that is wrong is refused before anything is trained.
+        for value in leaf if isinstance(leaf, tuple) else (leaf.low, leaf.high):
+            with suppress(RefusedSettings):
+                path = tuple(name.split("."))
+                configured(row, nested([(path, value)]), place)
+    return space
 
 
 def _recommended(name: str, scenario: ComparedScenario, file: _File) -> Algorithm:

@@ -25,7 +25,7 @@ def combinations(lists: Mapping[str, Any], place: KeyPath) -> list[dict[str, Any
         raise ConfigError(place, f"{place[-1]} has {count:,} combinations; {advice}")
     paths = [path for path, _ in flat]
     products = product(*(values for _, values in flat))
-    return [_nested(zip(paths, values, strict=True)) for values in products]
+    return [nested(zip(paths, values, strict=True)) for values in products]
 
 
 def _leaves(
@@ -46,7 +46,7 @@ def _leaves(
             )
 
 
-def _nested(settings: Iterable[tuple[KeyPath, Any]]) -> dict[str, Any]:
+def nested(settings: Iterable[tuple[KeyPath, Any]]) -> dict[str, Any]:
     """Build nested dicts from values and their key paths."""
     tree: dict[str, Any] = {}
     for path, value in settings:

@@ -201,8 +201,8 @@ def _scenario_use(scenario: ComparedScenario) -> ScenarioUse:
     return ScenarioUse(
         use=scenario.definition.name,
         arguments=dict(scenario.arguments),
-        model=" or ".join(map(repr, scenario.models.values()))
-        or repr(scenario.definition.model),
+        model=" or ".join(map(str, scenario.models.values()))
+        or str(scenario.definition.model),
         rounds=scenario.rounds,
         participation=share,
         sampling=participation.sampling or "uniform",

@@ -11,6 +11,7 @@ from typing import Any
 
 from fedtailor.engine.runs.run import create_training, executor_of
 from fedtailor.lab.experiments.bracketing import MAX_EXTENSIONS
+from fedtailor.lab.experiments.choosing import finished_runs
 from fedtailor.lab.experiments.compared_runs import ComparedRuns
 from fedtailor.lab.experiments.experiment import Candidate, ComparedMethod
 from fedtailor.protocol import Diverged
@@ -145,15 +146,8 @@ def plan_runs(
     """
     seeds, bracket = runs.experiment.file.seeds, runs.experiment.file.bracket
     methods = runs.experiment.methods
-    totals = [len(seeds) + len(method.candidates) - 1 for method in methods]
-    finished = [
-        sum(
-            runs.is_finished(method, candidate, seed)
-            for candidate in method.candidates
-            for seed in seeds
-        )
-        for method in methods
-    ]
+    totals = [len(seeds) + method.tried - 1 for method in methods]
+    finished = [finished_runs(runs, method, seeds) for method in methods]
     missing = [
         (number, place)
         for number, method in enumerate(methods)

@@ -31,7 +31,10 @@ class ShardedRuns:
             for method in methods:
                 # The last candidate that is done is followed by the choice.
                 done: list[Candidate] = []
-                if len(method.candidates) > 1:
+                if method.space:
+                    # Each proposal depends on the scores before it.
+                    yield partial(self._choose_shared, method, seeds[0])
+                elif len(method.candidates) > 1:
                     for candidate in method.candidates:
                         yield partial(
                             self._train_shared, method, candidate, seeds[0], done
@@ -39,7 +42,7 @@ class ShardedRuns:
             # Seed by seed, as each seed has data of its own.
             for seed in seeds:
                 for method in methods:
-                    if len(method.candidates) == 1:
+                    if method.tried == 1:
                         (candidate,) = method.candidates
                         yield partial(self._train_alone, method, candidate, seed)
 

@@ -125,7 +125,7 @@ def _scenario(
         parts.append(f"{len(seen)} clients with {_sample_counts(seen)}")
         if len(unseen):
             parts.append(f"{len(unseen)} unseen clients with {_sample_counts(unseen)}")
-    is_linear = scenario.model in (repr(linear()), repr(logistic()))
+    is_linear = scenario.model in (str(linear()), str(logistic()))
     linear_note = ", which is linear" if is_linear else ""
     parts.append(f"model {scenario.model}{linear_note}")
     parts.append(rounds)

@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 
 from fedtailor._base.choice import require
 from fedtailor._base.entry_points import find_registered
+from fedtailor._base.printable import name_of
 from fedtailor.protocol import along_axis
 
 LossFunction = Callable[[Array, Array], Array]
@@ -283,12 +284,12 @@ def _task_of(settings: Mapping[str, Any]) -> Task | None:
 def _settings(loss: LossFunction) -> Any:
     """The fields of a task, with names in place of functions; the name of a function."""
     if not isinstance(loss, Task):
-        return getattr(loss, "__qualname__", repr(loss))
+        return name_of(loss)
     table: dict[str, Any] = {"type": type(loss).__name__}
     for field in dataclasses.fields(loss):
         value = getattr(loss, field.name)
         if callable(value):
-            value = getattr(value, "__qualname__", repr(value))
+            value = name_of(value)
         if value is not None:
             table[field.name] = list(value) if isinstance(value, tuple) else value
     return table

@@ -72,6 +72,7 @@ class _Answer(BaseModel):
         request: digest of the request.
         releases: what it spent.
         without_noise: whether it holds something that no epsilon covers.
+        numbers: how many numbers of it the coordinator sees one by one, without noise.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
@@ -85,6 +86,7 @@ class _Answer(BaseModel):
     request: str
     releases: tuple[Release, ...] = ()
     without_noise: bool = False
+    numbers: NonNegativeInt = 0
 
     @property
     def place(self) -> "_Place":
@@ -137,6 +139,8 @@ class ClientAccount:
         self._spent: Counter[Release] = Counter()
         self._of_clients_only: Counter[Release] = Counter()
         self._without_noise = 0
+        # (job, run) -> open numbers without noise.
+        self._numbers = Counter[tuple[str, str]]()
         self._last: tuple[Request, str] | None = None
         if self.path.exists():
             with self._locked() as file:
@@ -170,6 +174,8 @@ class ClientAccount:
         releases: Iterable[Release] = (),
         *,
         without_noise: bool = False,
+        numbers: int = 0,
+        most_numbers: float = math.inf,
     ) -> None:
         """Record an answer before it leaves; the same one again spends nothing.
 
@@ -177,6 +183,9 @@ class ClientAccount:
             request: the request.
             releases: what the answer spends.
             without_noise: whether it holds something that no epsilon covers.
+            numbers: how many numbers of it the coordinator sees one by one, without
+                noise, whatever they are: of models, probes, losses.
+            most_numbers: so many may leave in a run.
 
         Raises:
             Refused: the request may not be answered (see `check`), or too much would be
@@ -195,9 +204,20 @@ class ClientAccount:
                 request=self._digest(request),
                 releases=releases,
                 without_noise=without_noise,
+                numbers=numbers,
             )
             if releases:
                 self._check_epsilons(releases)
+            sent = self._numbers[request.experiment, request.run] + numbers
+            refuse_unless(
+                not numbers or sent <= most_numbers,
+                Refusal.SPENT,
+                f"with this answer {sent:,} numbers would have left in this run that"
+                " neither masks nor noise hide, and the policy here sends"
+                f" {most_numbers:,.0f} at most, for the cells of this client; train for"
+                " fewer rounds or with a smaller model, or change numbers_per_cell in"
+                " policy.toml",
+            )
             line = json.dumps(with_digest(answer.model_dump(mode="json"))) + "\n"
             # What is spent must survive a power cut, which takes a hundredth of a second.
             # That a round was answered survives a kill of the process in any case.
@@ -205,14 +225,6 @@ class ClientAccount:
             self._read_new(file)
         if releases:
             self._log.warning(f"round {request.round + 1}: {self._describe_epsilons()}")
-
-    def count_in_run(self, request: Request) -> int:
-        """How many answers to this task the run has had, with a recorded one to this."""
-        place = _place_of(request)
-        return sum(
-            (it.job, it.run, it.task) == (place.job, place.run, place.task)
-            for it in self._answered
-        )
 
     def _digest(self, request: Request) -> str:
         """The digest of a request, computed once for `check` and `record`."""
@@ -343,6 +355,7 @@ class ClientAccount:
     def _add(self, answer: _Answer) -> None:
         self._answered[answer.place] = answer.request
         self._without_noise += answer.without_noise
+        self._numbers[answer.job, answer.run] += answer.numbers
         _add_releases(self._spent, self._of_clients_only, answer.releases)
 
 

@@ -1,10 +1,7 @@
 """One client of a federation: what answers its messages, within its policy."""
 
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
-from fedtailor.data.federation import Federation
 from fedtailor.remote.client.account import ClientAccount
 from fedtailor.remote.client.audit import AuditLog
 from fedtailor.remote.client.policy import read_policy
@@ -17,25 +14,16 @@ from fedtailor.remote.wire.messages import Reply, Request
 from fedtailor.remote.wire.request_kind import TABLE_TASKS, TASKS
 from fedtailor.remote.wire.run_log import client_log
 from fedtailor.remote.wire.secure_sums import KEYS, STAGES
-from fedtailor.remote.wire.transport import Recorder, RequestHandler, Responder
+from fedtailor.remote.wire.transport import Recorder, Responder
 
 
-def responder_of(
-    kit: Kit,
-    store: ClientStore,
-    data: Path,
-    *,
-    make_handler: Callable[[Kit, Federation, ClientStore], RequestHandler]
-    | None = None,
-) -> Responder:
+def responder_of(kit: Kit, store: ClientStore, data: Path) -> Responder:
     """Read a client's policy and its file, and make what answers its messages.
 
     Args:
         kit: kit of the client.
         store: the client's states.
         data: the client's file.
-        make_handler: function from the kit, the client's federation and its store to
-            the handler of rounds; `RoundHandler` by default.
 
     Raises:
         ValueError: the policy is not valid or does not allow the job, the account is
@@ -43,14 +31,12 @@ def responder_of(
     """
     job, policy = kit.job, read_policy(kit.directory)
     policy.check_job(job)
-    make = None if make_handler is None else partial(make_handler, kit)
     account = account_of(kit)
     handler = JobHandler(
         job,
         kit.name,
         data,
         store,
-        make,
         account,
         policy.numbers_per_cell,
         policy.least_clients,

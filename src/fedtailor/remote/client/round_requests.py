@@ -5,7 +5,8 @@ and what may leave this machine are those of the client's own copy of the job.
 """
 
 import json
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -97,8 +98,7 @@ class RoundHandler:
         account: what the client has answered and spent; by default the one next to the
             states, without limits.
         least_clients: the least number of clients in a sum.
-        check_sent: called with what is about to be sent without masks, and how many
-            answers to a probe the run has with it (0 = it is none); raises `Refused` if that is too much.
+        most_numbers: so many numbers may leave in a run without masks and noise.
     """
 
     def __init__(
@@ -108,9 +108,7 @@ class RoundHandler:
         store: ClientStore,
         account: ClientAccount | None = None,
         least_clients: int = MIN_CLIENTS,
-        check_sent: Callable[[Mapping[str, np.ndarray], int], None] = lambda *sent: (
-            None
-        ),
+        most_numbers: float = math.inf,
     ) -> None:
         require(
             len(federation) == 1,
@@ -120,7 +118,7 @@ class RoundHandler:
         self._account = account or ClientAccount(store.client_directory)
         # Noise hides nothing from a coordinator that knows its seed.
         self._has_secret = plan.clients_need_secrets
-        self._check_sent = check_sent
+        self._most_numbers = most_numbers
         self._seed = secret_in(store.directory) if self._has_secret else plan.seed
         self._rows = federation.digest.encode() if self._has_secret else b""
         self._sum_client: SecureSumClient | None = None
@@ -182,7 +180,19 @@ class RoundHandler:
         self._account.check(request)
         algorithm = self._plan.phase(phase)
         answers = self._run(request, algorithm)
-        self._record(request, algorithm, answers)
+        # What is sent as it is, and what is held for a sum.
+        sent, hidden = dict[str, np.ndarray](), dict[str, np.ndarray]()
+        if task == "evaluate":
+            scores = named(on_host(answers.output), "scores")
+            sent = without_small_splits({name: it[0] for name, it in scores.items()})
+        elif request.reply:
+            sent = {
+                f"update/{it}": rows.host()[0] for it, rows in answers.update.items()
+            }
+            if self._sum_client is not None and task == "client":
+                for name in hidden_kinds(answers.update):
+                    hidden[name] = sent.pop(f"update/{name}")
+        self._record(request, algorithm, answers, sum(it.size for it in sent.values()))
         arrays = {WORK: np.asarray(answers.work, np.int64)}
         if task == "client":
             # Save the state before answering: the coordinator may ask for it as soon as
@@ -193,21 +203,10 @@ class RoundHandler:
             self._newcomer = (request.round, phase), answers.states
         elif task == "personal":
             self._store_personal(on_host(answers.output))
-        elif task == "evaluate":
-            scores = named(on_host(answers.output), "scores")
-            return arrays | without_small_splits(
-                {name: array[0] for name, array in scores.items()}
-            )
-        if request.reply:
-            update = {kind: rows.host()[0] for kind, rows in answers.update.items()}
-            if self._sum_client is not None and task == "client":
-                hidden = {kind: update.pop(kind) for kind in hidden_kinds(update)}
-                asked = asked_of_all(request, algorithm.sent_to_each)
-                self._hold(request, hidden, asked=asked)
-            probes = self._account.count_in_run(request) if task == "probe" else 0
-            self._check_sent(update, probes)
-            arrays |= {f"update/{kind}": array for kind, array in update.items()}
-        return arrays
+        if self._sum_client is not None and task == "client" and request.reply:
+            asked = asked_of_all(request, algorithm.sent_to_each)
+            self._hold(request, hidden, asked=asked)
+        return arrays | sent
 
     def _hold(
         self,
@@ -386,8 +385,16 @@ class RoundHandler:
                 f"in round {round + 1} the state after round {number + 1} is named",
             )
 
-    def _record(self, request: Request, algorithm: Algorithm, answers: Answers) -> None:
+    def _record(
+        self, request: Request, algorithm: Algorithm, answers: Answers, numbers: int
+    ) -> None:
         """Record an answer, and what it spends, before anything follows from it.
+
+        Args:
+            request: the request.
+            algorithm: the method of its phase.
+            answers: the answer.
+            numbers: how many numbers of it are sent as they are.
 
         Raises:
             ValueError: the client's policy does not allow it.
@@ -419,7 +426,13 @@ class RoundHandler:
                 )
             )
         is_sent = task == "evaluate" or (task in ("client", "probe") and request.reply)
-        self._account.record(request, releases, without_noise=is_sent and not releases)
+        self._account.record(
+            request,
+            releases,
+            without_noise=is_sent and not releases,
+            numbers=0 if releases else numbers,
+            most_numbers=self._most_numbers,
+        )
 
     def _draw_seed(self, request: Request, states: Any) -> int | None:
         """The seed of what the client draws; None = that of the job.

@@ -5,14 +5,13 @@ First the coordinator sends "hello". With federated preprocessing it then sends
 rounds follow (see `work`). At any time it may ask to "describe" the table.
 """
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
 from fedtailor.aggregation.secure_sums import MIN_CLIENTS
-from fedtailor.data.federation import SPLITS, Federation
+from fedtailor.data.federation import SPLITS
 from fedtailor.data.tables.sums import InputSums
 from fedtailor.remote.client.account import ClientAccount
 from fedtailor.remote.client.describing import Describer
@@ -49,7 +48,6 @@ from fedtailor.remote.wire.request_kind import (
     kind_of,
 )
 from fedtailor.remote.wire.run_log import client_log
-from fedtailor.remote.wire.transport import RequestHandler
 
 
 class JobHandler:
@@ -60,8 +58,6 @@ class JobHandler:
         name: name of this client.
         data: the client's file.
         store: the client's states.
-        make_handler: function from the client's federation and store to the handler of
-            rounds; `RoundHandler` by default.
         account: what the client has answered and spent (see `RoundHandler`).
         numbers_per_cell: the most open numbers for each cell (see `exposure`).
         least_clients: the least number of clients in a sum.
@@ -81,7 +77,6 @@ class JobHandler:
         name: str,
         data: Path,
         store: ClientStore,
-        make_handler: Callable[[Federation, ClientStore], RequestHandler] | None = None,
         account: ClientAccount | None = None,
         numbers_per_cell: float = NUMBERS_PER_CELL,
         least_clients: int = MIN_CLIENTS,
@@ -89,8 +84,7 @@ class JobHandler:
         self._job, self._name = job, name
         self._numbers_per_cell = numbers_per_cell
         self._least_clients = least_clients
-        self._store, self._make_work = store, make_handler
-        self._account = account
+        self._store, self._account = store, account
         self._data, self._log = data, client_log(name)
         self._table: ClientTable | None = None
         self._describer: Describer | None = None
@@ -98,7 +92,7 @@ class JobHandler:
         self._sent: Statistics | None = None
         self._sent_inputs: InputSums | None = None
         self._taken: Statistics | None = None
-        self._rounds: RequestHandler | None = None
+        self._rounds: RoundHandler | None = None
         if not job.schema.federated:
             rows = read_rows(data, job.schema)
             content = [np.asarray(rows.x).tobytes(), np.asarray(rows.y).tobytes()]
@@ -301,15 +295,11 @@ class JobHandler:
         exposure = exposure_of(plan, self._job.schema, rows_trained)
         self._log.info(f"{self._name}: {exposure}")
         exposure.check(self._numbers_per_cell)
-        if self._make_work is not None:
-            self._rounds = self._make_work(federation, self._store)
-        else:
-            check_sent = partial(exposure.check_sent, most=self._numbers_per_cell)
-            self._rounds = RoundHandler(
-                plan,
-                federation,
-                self._store,
-                self._account,
-                self._least_clients,
-                check_sent,
-            )
+        self._rounds = RoundHandler(
+            plan,
+            federation,
+            self._store,
+            self._account,
+            self._least_clients,
+            self._numbers_per_cell * exposure.cells,
+        )

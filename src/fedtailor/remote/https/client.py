@@ -15,12 +15,14 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import TYPE_CHECKING, NamedTuple
 
 from fedtailor._base.choice import require
 from fedtailor._base.documentation import see
 from fedtailor._base.memory import total_memory
-from fedtailor.remote.https.port import CONTENT_TYPE
+from fedtailor._base.printable import one_line
+from fedtailor.remote.https.port import CONTENT_TYPE, GROUP
 from fedtailor.remote.https.server import NUMBER, POLL_S
 from fedtailor.remote.keys.kit import Kit
 from fedtailor.remote.wire.run_log import client_log
@@ -45,6 +47,9 @@ LARGEST_SHARE = 0.125
 
 There are several copies of a message while it is read.
 """
+
+MOST_WAITING = 1
+"""Messages that wait while another one is answered."""
 
 _END = (
     "the training is over, and its coordinator has ended; stop this client with Ctrl-C, or"
@@ -102,6 +107,7 @@ class Connection:
         try:
             context = ssl.create_default_context(cadata=kit.authority.decode("ascii"))
             context.minimum_version = ssl.TLSVersion.TLSv1_3
+            context.set_ecdh_curve(GROUP)
             context.load_cert_chain(kit.pem)
         except (OSError, ValueError) as error:
             raise ValueError(
@@ -115,6 +121,8 @@ class Connection:
             verify=context,
             follow_redirects=False,
             headers={"accept-encoding": "identity"},
+            # A jar grows with every answer that holds cookies; this one takes none.
+            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
         )
 
     def next(self, after: str) -> Message | None:
@@ -188,16 +196,21 @@ class Connection:
                         f"another process has come to {self.address} with this client's"
                         " kit"
                     )
-                parts, size = [], 0
+                if response.is_redirect:
+                    raise Disconnected(
+                        f"the server at {self.address} answers with a redirect"
+                        f" ({response.status_code}), which a client does not follow; check"
+                        " the address in job.toml, and what stands before that server"
+                    )
+                body = bytearray()  # its parts may be single bytes
                 for part in response.iter_raw():
-                    size += len(part)
-                    if size > self._largest:
+                    body += part
+                    if len(body) > self._largest:
                         raise Disconnected(
                             f"the coordinator at {self.address} sends a message that is"
                             " larger than what this machine takes"
                         )
-                    parts.append(part)
-                return response.status_code, response.headers, b"".join(parts)
+                return response.status_code, response.headers, bytes(body)
         except Disconnected:
             raise
         except Exception as error:  # a coordinator can answer anything
@@ -205,6 +218,8 @@ class Connection:
 
     def _translated(self, error: Exception) -> Exception:
         """The error that the caller gets instead of one of the network."""
+        import httpx
+
         # httpx wraps the error of the TLS library, some versions more than once.
         cause: BaseException | None = error
         while cause is not None:
@@ -221,6 +236,11 @@ class Connection:
                     " certificate (yet)"
                 )
             cause = cause.__cause__ or cause.__context__
+        if isinstance(error, httpx.ProxyError):
+            return Disconnected(
+                f"the proxy of HTTPS_PROXY does not lead to {self.address}"
+                f" ({one_line(str(error)[:60])})"
+            )
         return Disconnected(f"cannot reach the coordinator at {self.address}")
 
 
@@ -313,7 +333,7 @@ class _Waiting:
     ) -> None:
         self._connection, self._stop, self._status = connection, stop, status
         self._is_over, self._log = is_over, connection.log
-        self.messages = queue.SimpleQueue[Message]()
+        self.messages = queue.Queue[Message](MOST_WAITING)
         self.failure: Exception | None = None
         self._lost_at = 0.0
         self._refused_at: float | None = None
@@ -341,7 +361,16 @@ class _Waiting:
             status.is_connected, status.problem, self._refused_at = True, "", None
             if message is not None:
                 after = message.number
-                self.messages.put(message)
+                self._keep(message)
+
+    def _keep(self, message: Message) -> None:
+        """Have a message wait for its answer; no other one is fetched before there is
+        place for it.
+        """
+        while not self._stop.is_set():
+            with suppress(queue.Full):
+                self.messages.put(message, timeout=0.2)
+                return
 
     def _has_failed(self, error: Exception) -> None:
         """Say what is wrong, once.

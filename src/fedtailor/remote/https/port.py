@@ -7,8 +7,9 @@ away is refused like any other, and no list of revocations is needed. The direct
 read again every few seconds.
 
 What everybody may cost is bounded. Of those who have not finished the handshake the
-oldest makes place for the next, so that honest ones, which take milliseconds, get in. A
-client has few connections, small heads, and bodies of the sizes that it was asked for.
+oldest makes place for the next, so that honest ones, which take milliseconds, get in; it
+is one of the address that has the most. A client has few connections, small heads, and
+bodies of the sizes that it was asked for.
 
 TLS is Python's `ssl`, HTTP is `h11`, which httpx uses as well. A web server in between
 would show neither the certificate of the other side nor the connections in handshake.
@@ -19,15 +20,16 @@ import hashlib
 import socket
 import ssl
 import threading
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedtailor._base.choice import MachineFailed, require
 from fedtailor.remote.keys.keys import check_secret
-from fedtailor.remote.keys.kit import read_certificates
+from fedtailor.remote.keys.kit import CLIENTS, read_certificates
 from fedtailor.remote.wire.run_log import COORDINATOR_LOG
 
 if TYPE_CHECKING:
@@ -40,6 +42,11 @@ STRANGERS = 256
 
 OF_ONE_CLIENT = 4
 """Connections of one client; the oldest makes place for the next."""
+
+GROUP = "prime256v1"
+"""The group in which keys are agreed, P-256. A stranger may not choose the group: one of
+8,192 bits takes the server as long as hundreds of handshakes in this one.
+"""
 
 HANDSHAKE_S = 10.0
 """Seconds that a handshake may take."""
@@ -58,8 +65,14 @@ MAX_HEAD = 2**14
 RELOAD_S = 2.0
 """Seconds between two looks at the certificates."""
 
-PART = 2**16
-"""Bytes that are read at a time."""
+PART = 2**14
+"""Bytes that are read or written at a time."""
+
+MOST_EMPTY = 2**17
+"""Bytes of records that may come without any content, as in a handshake."""
+
+OPEN_FILES = 2**14
+"""Files that this process may have open, if its machine allows it; a connection is one."""
 
 LINGER_S = 1.0
 """Seconds for which the rest of a refused request is read, so that the refusal is not
@@ -131,6 +144,7 @@ def _read_trust(coordinator: Path) -> _Trust:
     check_secret(coordinator / "server.key")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.set_ecdh_curve(GROUP)
     context.num_tickets = 0  # nobody resumes what was begun with another list
     context.verify_mode = ssl.CERT_REQUIRED
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
@@ -156,7 +170,7 @@ def _read_trust(coordinator: Path) -> _Trust:
 
 def _stamp(coordinator: Path) -> object:
     """What changes with the certificates in a coordinator's directory."""
-    paths = [*(coordinator / "clients").glob("*.crt")]
+    paths = [*(coordinator / CLIENTS).glob("*.crt")]
     paths += [coordinator / "server.crt", coordinator / "server.key"]
     found = set()
     for path in paths:
@@ -169,16 +183,18 @@ def _stamp(coordinator: Path) -> object:
 class _Connection:
     """A TLS connection in an event loop.
 
+    TLS is given a little of what has arrived at a time. On a socket of its own it would go
+    on for as long as more comes, and records without content can come for ever.
+
     Args:
         context: of TLS.
-        accepted: the accepted socket; it is closed with the connection.
+        accepted: the accepted socket.
     """
 
     def __init__(self, context: ssl.SSLContext, accepted: socket.socket) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._socket = context.wrap_socket(
-            accepted, server_side=True, do_handshake_on_connect=False
-        )
+        self._loop, self._socket = asyncio.get_running_loop(), accepted
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
 
     async def handshake(self) -> bytes:
         """Do the handshake, and return the SHA-256 of the other side's certificate.
@@ -186,47 +202,48 @@ class _Connection:
         Raises:
             OSError: the other side has none that is trusted, or has gone.
         """
-        # OpenSSL writes the alert that says why it ends.
-        await self._when_ready(self._socket.do_handshake)
-        certificate = self._socket.getpeercert(binary_form=True)
+        await self._when_arrived(self._tls.do_handshake)
+        certificate = self._tls.getpeercert(binary_form=True)
         return hashlib.sha256(certificate or b"").digest()
 
     async def read(self) -> bytes:
-        """The next bytes; none if the other side has gone."""
-        return await self._when_ready(lambda: self._socket.recv(PART))
+        """The next bytes.
+
+        Raises:
+            OSError: the other side has gone.
+        """
+        return await self._when_arrived(lambda: self._tls.read(PART))
 
     async def write(self, content: bytes) -> None:
         """Write all of some bytes."""
         rest = memoryview(content)
         while rest:
-            part = rest[:PART]
-            rest = rest[
-                await self._when_ready(lambda part=part: self._socket.send(part)) :
-            ]
+            rest = rest[self._tls.write(rest[:PART]) :]
+            await self._flush()
 
-    def close(self) -> None:
-        """Close the socket."""
-        self._socket.close()
-
-    async def _when_ready(self, action: Callable[[], T]) -> T:
-        """Repeat what needs the socket until it succeeds."""
-        while True:
+    async def _when_arrived(self, action: Callable[[], T]) -> T:
+        """Repeat what needs bytes of the other side until there are enough."""
+        most = MOST_EMPTY
+        while most > 0:
             try:
                 return action()
             except ssl.SSLWantReadError:
-                await self._ready(self._loop.add_reader, self._loop.remove_reader)
-            except ssl.SSLWantWriteError:
-                await self._ready(self._loop.add_writer, self._loop.remove_writer)
+                pass
+            finally:
+                await self._flush()  # also the alert that says why TLS ends
+            await asyncio.sleep(
+                0
+            )  # others have their turn, however fast this one sends
+            received = await self._loop.sock_recv(self._socket, PART)
+            if not received:
+                raise ConnectionError("the other side has gone")
+            self._incoming.write(received)
+            most -= len(received)
+        raise ConnectionError("the other side sends nothing but empty records")
 
-    async def _ready(
-        self, add: Callable[..., None], remove: Callable[[int], bool]
-    ) -> None:
-        number, ready = self._socket.fileno(), self._loop.create_future()
-        add(number, lambda: ready.done() or ready.set_result(None))
-        try:
-            await ready
-        finally:
-            remove(number)
+    async def _flush(self) -> None:
+        if self._outgoing.pending:
+            await self._loop.sock_sendall(self._socket, self._outgoing.read())
 
 
 class Port:
@@ -248,8 +265,8 @@ class Port:
         self._handler = handler
         self._trust = _read_trust(coordinator)
         self.revoked = frozenset[str]()
-        # In the order in which they came, so that the oldest stands first.
-        self._strangers: dict[asyncio.Task[None], None] = {}
+        # With their addresses, in the order in which they came.
+        self._strangers: dict[asyncio.Task[None], str] = {}
         self._tasks: dict[asyncio.Task[None], tuple[str, bytes]] = {}
         self._failure: BaseException | None = None
         self.loop = asyncio.SelectorEventLoop()
@@ -297,18 +314,16 @@ class Port:
         try:
             while True:
                 try:
-                    accepted, _ = await self.loop.sock_accept(self._listener)
+                    accepted, address = await self.loop.sock_accept(self._listener)
                 except OSError:  # such as too many open files
                     await asyncio.sleep(0.1)
                     continue
                 accepted.setblocking(False)
+                accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 if len(self._strangers) >= STRANGERS:
-                    oldest = next(iter(self._strangers))
-                    del self._strangers[oldest]
-                    oldest.cancel()
+                    self._make_place()
                 task = self.loop.create_task(self._meet(accepted))
-                self._strangers[task] = None
-                # One that is cancelled before it begins closes nothing.
+                self._strangers[task] = address[0]
                 task.add_done_callback(lambda _, accepted=accepted: accepted.close())
         finally:
             tasks = [reloading, *self._strangers, *self._tasks]
@@ -316,9 +331,16 @@ class Port:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
+    def _make_place(self) -> None:
+        """Cancel the oldest stranger of the address that has the most."""
+        most, _ = Counter(self._strangers.values()).most_common(1)[0]
+        oldest = next(task for task, of in self._strangers.items() if of == most)
+        del self._strangers[oldest]
+        oldest.cancel()
+
     async def _meet(self, accepted: socket.socket) -> None:
         """Shake hands with whoever has connected, and answer a client's requests."""
-        task, connection = asyncio.current_task(), None
+        task = asyncio.current_task()
         assert task is not None
         try:
             connection = _Connection(self._trust.context, accepted)
@@ -339,8 +361,6 @@ class Port:
         finally:
             self._strangers.pop(task, None)
             self._tasks.pop(task, None)
-            if connection is not None:
-                connection.close()
 
     async def _reload(self) -> None:
         """Look at the certificates now and then; who is gone is disconnected."""
@@ -354,9 +374,14 @@ class Port:
             except (ValueError, OSError) as error:
                 # A file that is being written, or a mistake that the operator can mend.
                 COORDINATOR_LOG.warning(
-                    f"the clients' certificates are as before: {error}"
+                    f"no client is let in that was not before: {error}"
                 )
-                continue
+                there = {
+                    path.stem for path in (self._coordinator / CLIENTS).glob("*.crt")
+                }
+                names = self._trust.names
+                names = {key: name for key, name in names.items() if name in there}
+                self._trust = replace(self._trust, names=names)
             self.revoked = (self.revoked | before) - self.names
             for name in sorted(self.names - before):
                 COORDINATOR_LOG.info(f"client {name} may join now")
@@ -386,8 +411,7 @@ class Port:
                 result = Result(400)
             if result is None:
                 return
-            if not await _respond(http, connection, result):
-                return
+            await _respond(http, connection, result)
             http.start_next_cycle()
 
     async def _answer(
@@ -453,31 +477,30 @@ async def _body(http: "h11.Connection", connection: _Connection, size: int) -> b
     """
     import h11
 
-    parts = []
+    body = bytearray()  # its parts may be single bytes, which would take more memory
     async with asyncio.timeout(IDLE_S + size / MIN_BYTES_PER_S):
         while not isinstance(
             event := await _next_event(http, connection), h11.EndOfMessage
         ):
             assert isinstance(event, h11.Data)
-            parts.append(bytes(event.data))
-    return b"".join(parts)
+            body += event.data
+    return bytes(body)
 
 
 async def _respond(
     http: "h11.Connection", connection: _Connection, result: Result
-) -> bool:
+) -> None:
     """Send an answer.
 
-    Returns:
-        Whether another request may follow on this connection.
-
     Raises:
-        OSError, TimeoutError: the client has gone, or is too slow.
+        OSError, TimeoutError: the client has gone, or is too slow, or no other request may
+            follow on this connection.
     """
     import h11
 
     if http.their_state is h11.SEND_BODY:
-        http.next_event()  # the end, unless there is a body that was not read
+        with suppress(h11.RemoteProtocolError):
+            http.next_event()  # the end, unless there is a body that was not read
     # What is not read of a request would be taken for the next one.
     is_read = http.their_state is h11.DONE
     headers = [
@@ -490,17 +513,23 @@ async def _respond(
         del headers[2]
     event = h11.Response(status_code=result.status, headers=headers)
     async with asyncio.timeout(IDLE_S + len(result.body) / MIN_BYTES_PER_S):
-        head = http.send(event)
-        body = http.send(h11.Data(data=result.body)) if result.body else b""
-        end = http.send(h11.EndOfMessage())
-        await connection.write((head or b"") + (body or b"") + (end or b""))
+        for part in (event, h11.Data(data=result.body), h11.EndOfMessage()):
+            await connection.write(http.send(part) or b"")
     if is_read and http.our_state is h11.DONE:
-        return True
-    with suppress(TimeoutError):
-        async with asyncio.timeout(LINGER_S):
-            while await connection.read():
-                pass
-    return False
+        return
+    async with asyncio.timeout(LINGER_S):
+        while True:
+            await connection.read()
+
+
+def _allow_connections() -> None:
+    """Let this process have more files open than systems allow at first."""
+    import resource  # not on Windows, where federations do not run
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 @contextmanager
@@ -522,6 +551,7 @@ def open_port(
     Raises:
         ValueError: a file is missing or not valid, or the port is in use.
     """
+    _allow_connections()
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

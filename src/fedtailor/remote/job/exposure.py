@@ -7,10 +7,7 @@ Han 2019, Deep Leakage from Gradients). Sums with other clients' numbers, and no
 stands against it.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-
-import numpy as np
+from dataclasses import dataclass
 
 from fedtailor.remote.job.job import Schema
 from fedtailor.remote.job.plan import Plan
@@ -20,9 +17,6 @@ NUMBERS_PER_CELL = 100.0
 """By default a client takes part in no job that sends more open numbers than this for each
 of its cells.
 """
-
-MOST_PROBES = 6
-"""So many answers to a probe are expected of a run (UCFL: up to six); more are counted."""
 
 
 @dataclass(frozen=True)
@@ -55,30 +49,6 @@ class Exposure:
             f" {self.rounds:,} rounds) made from your {self.cells:,} cells, {noise}, {sums}"
         )
 
-    def check_sent(
-        self, arrays: Mapping[str, np.ndarray], probes: int, most: float
-    ) -> None:
-        """Check that what a client is about to send without masks is not too much.
-
-        A method of a plug-in may send more than its models. A probe is no model at all,
-        and no noise covers it.
-
-        Args:
-            arrays: what is sent.
-            probes: the answers to a probe in this run, with this one; 0 = it is none.
-            most: numbers for each cell.
-
-        Raises:
-            Refused: it is too much.
-        """
-        sent = sum(array.size for array in arrays.values())
-        if probes:
-            count = max(probes, min(self.rounds, MOST_PROBES))
-            of_probes = replace(self, size=sent, rounds=count)
-            replace(of_probes, is_summed=False, has_noise=False).check(most)
-        elif sent > self.size:
-            replace(self, size=sent, is_summed=False).check(most)
-
     def check(self, most: float) -> None:
         """Check that open numbers without noise are not too many.
 
@@ -99,7 +69,8 @@ class Exposure:
 
 
 def exposure_of(plan: Plan, schema: Schema, rows: int) -> Exposure:
-    """What a plan sends of a client: vectors of the model's size in each round.
+    """What a plan sends of a client in its rounds. Probes and losses are counted when they
+    leave, together with these (`ClientAccount.record`).
 
     Args:
         plan: what is trained.
@@ -109,13 +80,13 @@ def exposure_of(plan: Plan, schema: Schema, rows: int) -> Exposure:
             many windows it is.
     """
     phases = [method for method, _ in plan.algorithm.phases()]
-    vectors = max(
-        0 if method.server_sees == "nothing" else method.vectors_per_round
+    size = max(
+        0 if method.server_sees == "nothing" else method.numbers_per_round(plan.model)
         for method in phases
     )
     columns = len(schema.columns) + 1 + (schema.event is not None)
     return Exposure(
-        size=vectors * plan.model.size,
+        size=size,
         rounds=plan.rounds,
         cells=rows * columns,
         is_summed=plan.sums is not None,

@@ -5,9 +5,8 @@ there, and does not wait for the others (`LateClients`).
 takes: those that come first.
 """
 
-import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +20,6 @@ from fedtailor.engine.training.asynchronous import (
     LateClients,
     check_buffer,
 )
-from fedtailor.engine.training.participation import Participation
 from fedtailor.protocol import Diverged
 from fedtailor.remote.wire.messages import ArraySpec, Reply, Request, largest_reply
 from fedtailor.remote.wire.transport import (
@@ -33,7 +31,7 @@ from fedtailor.remote.wire.transport import (
 )
 
 if TYPE_CHECKING:
-    from fedtailor.remote.server.executor import RemoteExecutor
+    from fedtailor.remote.server.rounds import RemoteTraining
 
 
 class LateRequests(PendingExchange):
@@ -110,37 +108,25 @@ class FirstCome:
     """
 
     def __init__(
-        self,
-        late: LateClients,
-        participation: Participation,
-        executor: "RemoteExecutor",
-        seed: int,
-        ask: Callable[[NDArray[np.int64], int], None],
-        round: Callable[[], int],
-        stop: Callable[[], threading.Event],
+        self, late: LateClients, training: "RemoteTraining", seed: int
     ) -> None:
         """Nobody has begun yet.
 
         Args:
             late: the settings.
-            participation: how many clients train at the same time, and in which order
-                they are drawn.
-            executor: carries the requests.
-            seed: of the order.
-            ask: sends clients (rows, ascending) the model of a round.
-            round: the number of steps taken.
-            stop: when it is set, waiting ends with `Interrupted`.
+            training: whose steps these are; it asks the clients.
+            seed: of the order in which clients are drawn.
 
         Raises:
             ValueError: there are fewer clients than answers in a step.
         """
-        clients = executor.seen
+        self._late, self._training, self._seed = late, training, seed
+        self._executor = training.executor
+        self._clients = clients = training.executor.seen
         check_buffer(late, len(clients))
-        self._late, self._participation, self._seed = late, participation, seed
-        self._executor, self._ask, self._round, self._stop = executor, ask, round, stop
-        self._clients = clients
         self._row = {name: row for row, name in enumerate(clients.names)}
-        self._places = participation.reporters(len(clients))
+        # How many clients train at the same time.
+        self._places = training.participation.reporters(len(clients))
         # The step after which each client [m] began whose answer is still to come, or to
         # be taken; -1 = it is free.
         self._began = np.full(len(clients), -1, np.int64)
@@ -175,11 +161,11 @@ class FirstCome:
                 pause = until_next_poll(
                     begun, polled, self._executor.rules.poll_interval
                 )
-                if self._stop().wait(pause):
+                if self._training.stop.wait(pause):
                     raise Interrupted
         first = list(requests.replies)[: self._late.buffer]
         clients = np.sort(np.array([self._row[name] for name in first], np.int64))
-        ages = self._round() - self._began[clients]
+        ages = self._training.round - self._began[clients]
         self._began[clients] = -1
         return clients, ages
 
@@ -193,7 +179,8 @@ class FirstCome:
         if self._to_ask_again:
             self._to_ask_again = False
             for began in np.unique(self._began[self._began >= 0]):
-                self._ask(np.flatnonzero(self._began == began), int(began))
+                clients = np.flatnonzero(self._began == began)
+                self._training.ask(clients, int(began))
         places = self._places - len(requests.open)
         is_free = self._began < 0
         is_free[[self._row[name] for name in requests.refused]] = False
@@ -201,19 +188,20 @@ class FirstCome:
             return
         online = self._executor.online()
         is_free &= [name in online for name in self._clients.names]
-        order = self._participation.order(
-            self._clients.ids, self._seed, self._round(), self._clients.sizes
+        round = self._training.round
+        order = self._training.participation.order(
+            self._clients.ids, self._seed, round, self._clients.sizes
         )
         chosen = np.sort(order[is_free[order]][:places]).astype(np.int64)
         if len(chosen):
-            self._began[chosen] = self._round()
-            self._ask(chosen, self._round())
+            self._began[chosen] = round
+            self._training.ask(chosen, round)
 
     def _end_attempt(self) -> None:
         """End a step that cannot be taken."""
         requests = self._executor.late
         if requests.diverged:
-            raise Diverged(requests.diverged[0], self._round())
+            raise Diverged(requests.diverged[0], self._training.round)
         raise TooFewClients(
             f"{len(requests.replies)} of the {self._late.buffer} answers of a step are"
             f" there, and no client is at work{see('errors#too-few-clients')}"
@@ -225,7 +213,7 @@ class FirstCome:
         to come.
         """
         awaited = self._began[self._began >= 0]
-        return int(awaited.min(initial=self._round()))
+        return int(awaited.min(initial=self._training.round))
 
     def snapshot(self) -> dict[str, Any]:
         """What a checkpoint stores: who began when, and whose answers were taken."""

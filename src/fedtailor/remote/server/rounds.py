@@ -90,15 +90,7 @@ class RemoteTraining(Training[RemoteExecutor]):
     # ----------------------------------------------------------------------------------
 
     def _answer_order(self, settings: LateClients) -> FirstCome:
-        return FirstCome(
-            settings,
-            self.participation,
-            self.executor,
-            self._secret,
-            ask=self._ask,
-            round=lambda: self.round,
-            stop=lambda: self.stop,
-        )
+        return FirstCome(settings, self, self._secret)
 
     @property
     def record(self) -> AnswerRecord | None:
@@ -106,7 +98,7 @@ class RemoteTraining(Training[RemoteExecutor]):
         order = None if self.late is None else self.late.order
         return order.record if isinstance(order, FirstCome) else None
 
-    def _ask(self, clients: NDArray[np.int64], began: int) -> None:
+    def ask(self, clients: NDArray[np.int64], began: int) -> None:
         """Send clients (rows, ascending) the model of a round, to answer when they can."""
         cohort = replace(
             self._cohort(self.executor.seen, clients, seen=True), round=began

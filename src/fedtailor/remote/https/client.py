@@ -49,11 +49,11 @@ LARGEST_SHARE = 0.125
 There are several copies of a message while it is read.
 """
 
-_OF_ANOTHER_TIME = {9: "is not valid yet", 10: "has expired"}
-"""OpenSSL's codes of certificates that a clock that is wrong makes invalid."""
-
 MOST_WAITING = 1
 """Messages that wait while another one is answered."""
+
+_OF_ANOTHER_TIME = {9: "is not valid yet", 10: "has expired"}
+"""OpenSSL's codes of certificates that a clock that is wrong makes invalid."""
 
 _END = (
     "the training is over, and its coordinator has ended; stop this client with Ctrl-C, or"

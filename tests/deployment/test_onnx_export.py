@@ -8,11 +8,12 @@ import polars as pl
 import pytest
 
 import fedtailor as ft
+from fedtailor.algorithms.knn_per import NearestNeighbors
 from fedtailor.deployment.onnx_export import export_onnx, onnx_model
 from fedtailor.engine.storage import PersonalModel, check
 from fedtailor.engine.training.binding import bind
 from fedtailor.models import squared_error
-from fedtailor.protocol import Mixture, NearestNeighbors
+from fedtailor.protocol import Mixture
 
 onnx = pytest.importorskip("onnx", reason="the extra `onnx` is not installed")
 pytestmark = pytest.mark.extra

@@ -78,7 +78,6 @@ from fedtailor.protocol.pipeline import (
 from fedtailor.protocol.predictors import (
     CombinedPredictor,
     Mixture,
-    NearestNeighbors,
     PredictingModel,
     Predictor,
     predictor,
@@ -131,7 +130,6 @@ __all__ = [
     "Mixture",
     "ModelPart",
     "ModelParts",
-    "NearestNeighbors",
     "Noise",
     "Params",
     "Pipeline",

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Protocol, TypeVar, dataclass_transform
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, PyTree, Shaped
+from jaxtyping import Array, Float, PyTree, Shaped
 
 from fedtailor._base.choice import require
 from fedtailor.protocol.axes import along_axis
@@ -152,115 +152,6 @@ class Mixture(CombinedPredictor):
             )
 
         return mixed
-
-
-@predictor
-class NearestNeighbors(CombinedPredictor):
-    """A model, combined with the k nearest of a client's own examples in the space of that
-    model's features.
-
-    An example at Euclidean distance r has the weight exp(-r / scale).
-
-    Attributes:
-        model: [d].
-        features: the inputs of the model's head for the stored examples [s, f].
-        labels: their classes [s].
-        held: False for rows that are padding and no examples [s].
-        share: lambda, the neighbours' share of the prediction, in [0, 1].
-        scale: the distance at which the weight is 1/e.
-        k: the number of neighbours; all examples are neighbours if there are fewer.
-        logits: combine the neighbours' probabilities with the model's logits instead of
-            its probabilities.
-    """
-
-    model: Float[Array, " d"]
-    features: Float[Array, "s f"]
-    labels: Int[Array, " s"]
-    held: Bool[Array, " s"]
-    share: Float[Array, ""]
-    scale: Float[Array, ""]
-    k: int = field(metadata={"static": True})
-    logits: bool = field(default=False, metadata={"static": True})
-
-    holds_examples: ClassVar[bool] = True
-
-    @property
-    def kind(self) -> str:
-        return f"model and {self.k} neighbors"
-
-    def outputs(self, model: PredictingModel) -> Callable[[Array], Array]:
-        params = model.params(self.model)
-
-        def combined(x: Array) -> Array:
-            # The distance of neighbours is that of their features, which the model's head
-            # needs as well.
-            features = model.features(params, x)
-            neighbors = self.probabilities(features, model.outputs)
-            outputs = model.head_outputs(params, features)
-            return self.combine(neighbors, outputs, self.share)
-
-        return combined
-
-    def probabilities(
-        self, features: Float[Array, "b ..."], classes: int
-    ) -> Float[Array, "b classes"]:
-        """The prediction of the neighbours alone.
-
-        Args:
-            features: the inputs of the model's head for b inputs.
-            classes: the number of classes.
-
-        Returns:
-            Class probabilities; all zero if the client has no example.
-        """
-        z = features.reshape(len(features), -1)
-        # Find the nearest examples: the squared distances of all pairs, |z|^2 - 2 <z, f>
-        # + |f|^2, need one matrix product.
-        products = z @ self.features.T
-        z_norms = jnp.square(z).sum(1)[:, None]
-        squared_distances = z_norms - 2 * products + jnp.square(self.features).sum(1)
-        count = min(self.k, len(self.labels))
-        masked = jnp.where(self.held, squared_distances, jnp.inf)
-        _, indices = jax.lax.top_k(-masked, count)
-        is_example = self.held[indices]
-        # Compute the distances of the neighbours again, as the difference above is
-        # rounded and the root of a number near 0 enlarges the error.
-        difference = z[:, None] - self.features[indices]
-        distance = jnp.sqrt(jnp.square(difference).sum(-1))
-        # Weights are relative to that of the nearest neighbour, since exp(-distance) of
-        # all neighbours may underflow to 0.
-        nearest = jnp.where(is_example, distance, jnp.inf).min(axis=1, keepdims=True)
-        nearest = jnp.where(jnp.isfinite(nearest), nearest, 0)
-        weight = jnp.where(is_example, jnp.exp((nearest - distance) / self.scale), 0)
-        # Each neighbour votes for its class with its weight.
-        one_hot = jax.nn.one_hot(self.labels[indices], classes, dtype=z.dtype)
-        votes = (weight[..., None] * one_hot).sum(axis=1)
-        return votes / jnp.maximum(
-            votes.sum(axis=1, keepdims=True), jnp.finfo(z.dtype).tiny
-        )
-
-    def combine(
-        self,
-        neighbors: Float[Array, "b classes"],
-        outputs: Float[Array, "b classes"],
-        share: Float[Array, ""],
-    ) -> Float[Array, "b classes"]:
-        """Combine the predictions of the neighbours and of the model.
-
-        Args:
-            neighbors: class probabilities of the neighbours.
-            outputs: logits of the model.
-            share: the neighbours' share of the prediction, in [0, 1].
-
-        Returns:
-            Log-probabilities; if `logits` is True, the combined logits.
-        """
-        if self.logits:
-            return share * neighbors + (1 - share) * outputs
-        mixed = share * neighbors + (1 - share) * jax.nn.softmax(outputs, axis=-1)
-        # A class may have probability 0 in both, whose logarithm would make the loss
-        # infinite.
-        return jnp.log(jnp.maximum(mixed, jnp.finfo(mixed.dtype).tiny))
 
 
 Predictor = Array | CombinedPredictor

@@ -10,10 +10,11 @@ import polars as pl
 import pytest
 
 import fedtailor as ft
+from fedtailor.algorithms.knn_per import NearestNeighbors
 from fedtailor.engine.storage import PersonalModel, check, export_models
 from fedtailor.engine.storage.export import load_models, write_models
 from fedtailor.models import logistic, mlp
-from fedtailor.protocol import Mixture, NearestNeighbors
+from fedtailor.protocol import Mixture
 
 FRAME = pl.DataFrame(
     {

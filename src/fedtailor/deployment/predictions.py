@@ -233,7 +233,8 @@ def read_raw_rows(path: Path, preprocessing: Preprocessing) -> pl.DataFrame:
         thousands=preprocessing.thousands,
         fold_case=preprocessing.fold_case,
     )
-    return read(path, options).frame
+    columns = [column.name for column in preprocessing.columns]
+    return read(path, options, columns).frame
 
 
 def _row_clients(frame: pl.DataFrame, preprocessing: Preprocessing) -> list[str]:

@@ -8,8 +8,10 @@ import polars as pl
 import pytest
 
 from fedtailor.data.tables import from_table
+from fedtailor.data.tables.describing import describe_table
 from fedtailor.data.tables.options import TableOptions
 from fedtailor.data.tables.reading import read
+from fedtailor.deployment.predictions import read_raw_rows
 
 ROLES = {"client": "site", "target": "sick"}
 
@@ -290,6 +292,16 @@ def test_a_sheet_behind_a_cover_and_names_below_titles(frame, expected, tmp_path
     assert any("in row 3 of the sheet" in note for note in table.notes)
     with pytest.raises(ValueError, match=r"columns \(Cover\) and no rows"):
         from_table(tmp_path / "t.xlsx", **ROLES, sheet="cover")
+    # Without the name of a column, too; a sheet and its reading can be named.
+    described, notes = describe_table(tmp_path / "t.xlsx")
+    assert list(described.kinds) == frame.columns
+    assert any("in row 3 of the sheet" in note for note in notes)
+    assert describe_table(tmp_path / "t.xlsx", sheet="visits")[0] == described
+    with pytest.raises(ValueError, match="called 'vists'"):
+        describe_table(tmp_path / "t.xlsx", sheet="vists")
+    # Rows to predict are found by the columns of the model.
+    rows = read_raw_rows(tmp_path / "t.xlsx", table.preprocessing)
+    assert rows.columns == frame.columns and len(rows) == len(frame)
     workbook(tmp_path / "t.xlsx", cells, cover="")
     same(from_table(tmp_path / "t.xlsx", **ROLES), expected)
 

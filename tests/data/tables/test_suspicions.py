@@ -6,7 +6,8 @@ import pytest
 
 from fedtailor.cli.table_experiment import table_description
 from fedtailor.data.tables import Preprocessing, from_table
-from fedtailor.data.tables.suspicions import weight_warnings
+from fedtailor.data.tables.describing import describe_table
+from fedtailor.data.tables.suspicions import far_off_warnings, weight_warnings
 from fedtailor.engine.runs.baseline import data_warnings
 from fedtailor.engine.training.binding import bind
 from fedtailor.models import logistic
@@ -293,15 +294,32 @@ def test_clients_of_one_row_raise_an_eyebrow():
 @pytest.mark.parametrize("column", ["y", "mass"])
 def test_a_number_that_is_far_off_is_named(column):
     table = frame()
-    # In every split there are training rows, and it is in one of them.
-    found = []
-    for row in range(6):
-        values = table[column].to_list()
-        values[row] = 1e9
-        changed = table.with_columns(pl.Series(column, values))
-        found += from_table(changed, **ROLES).warnings
-    assert any(f"'{column}' is 1e+09 in 1 of" in text for text in found)
+    values = table[column].to_list()
+    values[3] = 1e9
+    changed = table.with_columns(pl.Series(column, values))
+    notes = describe_table(changed, client="site")[1]
+    hidden = describe_table(changed, client="site", least=4)[1]
+    # Whether the row trains or is tested.
+    for seed in range(4):
+        found = from_table(changed, **ROLES, seed=seed).warnings
+        assert any(f"'{column}' is 1e+09 in 1 of {ROWS} rows" in text for text in found)
+    assert any(f"'{column}' is 1e+09 in 1 of {ROWS} rows" in text for text in notes)
+    assert not any("1e+09" in text for text in hidden)
     assert not any("--missing" in text or "skip" in text for text in found)
+
+
+def test_columns_with_heavy_tails_are_not_far_off():
+    """Incomes are log-normal with a deviation of .5 to 1; costs and lengths of stay, of 2."""
+    rng, alarms = np.random.default_rng(0), 0
+    for _ in range(20):
+        for values in (
+            np.exp(rng.normal(10, 2, 2000)),
+            rng.pareto(1.5, 2000),
+            rng.standard_t(2, 2000),
+            np.where(rng.random(2000) < 0.8, 0, np.exp(rng.normal(8, 1, 2000))),
+        ):
+            alarms += len(far_off_warnings("cost", values))
+    assert alarms == 0
 
 
 def test_a_column_that_a_client_lacks_names_the_client():

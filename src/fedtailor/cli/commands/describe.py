@@ -5,7 +5,7 @@ differ, by counts and sums.
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
@@ -39,6 +39,16 @@ class Options:
     """Further words for a missing cell; COLUMN=WORD for a word of one column."""
     fold_case: bool = False
     """Read text in small letters, with single blanks: BASEL is Basel."""
+    separator: str | None = None
+    """What stands between the cells of a line (default: recognised)."""
+    decimal: Literal[".", ","] | None = None
+    """The decimal sign (default: recognised)."""
+    thousands: str | None = None
+    """The thousands mark (default: recognised, where the decimal sign is)."""
+    encoding: str | None = None
+    """How the text is encoded (default: recognised)."""
+    sheet: str | None = None
+    """The sheet of an Excel file (default: the first that has the named columns)."""
     least: int = 1
     """Hide counts of fewer rows, as a client of a federation of machines hides those of
     fewer than 5 from others; 1 = none.
@@ -73,6 +83,11 @@ def describe(arguments: list[str]) -> int:
             categories=options.categories,
             missing=options.missing,
             fold_case=options.fold_case,
+            separator=options.separator,
+            decimal=options.decimal,
+            thousands=options.thousands,
+            encoding=options.encoding,
+            sheet=options.sheet,
             least=options.least,
         )
     show_description(

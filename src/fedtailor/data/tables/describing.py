@@ -14,7 +14,7 @@ from fedtailor.data.tables.kinds import ParsedColumn, parse_column
 from fedtailor.data.tables.options import make_options
 from fedtailor.data.tables.problems import Problems, missing_columns
 from fedtailor.data.tables.reading import read
-from fedtailor.data.tables.suspicions import spelling_warnings
+from fedtailor.data.tables.suspicions import far_off_warnings, spelling_warnings
 
 ALL = "all rows"
 """Name of the only client of a table without a column of clients."""
@@ -29,6 +29,7 @@ def describe_table(
     missing: tuple[str, ...] = (),
     fold_case: bool = False,
     least: int = 1,
+    **reading: str | None,
 ) -> tuple[Description, tuple[str, ...]]:
     """Describe the columns of a table by counts and sums of each client.
 
@@ -41,6 +42,8 @@ def describe_table(
         fold_case: read text in small letters, with single blanks.
         least: counts of fewer rows are hidden, as a client of a federation of machines
             hides them from others; 1 = none.
+        reading: separator, decimal, thousands, encoding and sheet of a file, as
+            `TableOptions` has them.
 
     Returns:
         The description, and notes on what was left out, in sentences.
@@ -54,6 +57,7 @@ def describe_table(
             "categories": categories,
             "missing": missing,
             "fold_case": fold_case,
+            **reading,
         }
         | ({} if client is None else {"client": client})
     )
@@ -82,7 +86,12 @@ def describe_table(
         if parsed is not None:
             columns[series.name] = parsed
             texts += [series] if parsed.kind == "category" else []
-    for warning in spelling_warnings(texts):
+    warnings = spelling_warnings(texts)
+    if least == 1:  # else single cells are hidden
+        for name, column in columns.items():
+            if column.kind == "number":
+                warnings += far_off_warnings(name, column.values.to_numpy())
+    for warning in warnings:
         notes.append(f"{warning[0].upper()}{warning[1:]}.")
     require(bool(columns), f"{raw.where} has no column that can be described")
     description = describe_columns(

@@ -3,7 +3,7 @@
 import os
 import stat
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -51,8 +51,14 @@ class RawTable:
     notes: tuple[str, ...] = ()
 
 
-def read(source: Any, options: TableOptions) -> RawTable:
+def read(source: Any, options: TableOptions, columns: Collection[str] = ()) -> RawTable:
     """Read a table from a path, or from a polars or pandas frame.
+
+    Args:
+        source: the path or the frame.
+        options: how to read it.
+        columns: names of columns by which the sheet of an Excel file is found, besides
+            those in `options`.
 
     Raises:
         ValueError: the file does not exist, or cannot be read as a table.
@@ -60,7 +66,7 @@ def read(source: Any, options: TableOptions) -> RawTable:
     if isinstance(source, str | os.PathLike):
         path = Path(source).expanduser()
         _check_file(path)
-        content = _read_file(path, options)
+        content = _read_file(path, options, columns)
         where, name = str(path), path.name.split(".")[0]
     else:
         path, content = None, FileContent(as_frame(source))
@@ -193,12 +199,14 @@ def _check_file(path: Path) -> None:
         raise ValueError(f"{path} may not be read; change its permissions")
 
 
-def _read_file(path: Path, options: TableOptions) -> FileContent:
+def _read_file(
+    path: Path, options: TableOptions, columns: Collection[str]
+) -> FileContent:
     name = path.name.lower()
     if name.endswith(TEXT_ENDINGS):
         return read_delimited(path, options)
     if name.endswith(EXCEL_ENDINGS):
-        return _read_excel(path, options)
+        return _read_excel(path, options, {*options.roles.values(), *columns})
     try:
         return FileContent(read_foreign_parquet(path))
     except (pl.exceptions.PolarsError, OSError) as error:
@@ -207,10 +215,11 @@ def _read_file(path: Path, options: TableOptions) -> FileContent:
         ) from None
 
 
-def _read_excel(path: Path, options: TableOptions) -> FileContent:
+def _read_excel(path: Path, options: TableOptions, wanted: set[str]) -> FileContent:
     """Read a sheet of an Excel file, from the row of the columns' names.
 
-    They are looked for in the first rows of all sheets, as there are covers and titles.
+    The wanted names are looked for in the first rows of all sheets, as there are covers
+    and titles.
     """
     if find_spec("fastexcel") is None:
         raise ValueError(
@@ -227,8 +236,8 @@ def _read_excel(path: Path, options: TableOptions) -> FileContent:
         else:
             check_choice(options.sheet, sheets, f"sheet of {path} called")
             searched = [options.sheet]
-        # The first sheet and row with most of the names.
-        found = [_header_of(book, sheet, options) for sheet in searched]
+        # The first sheet and row with most of the names; else the widest sheet.
+        found = [_header_of(book, sheet, wanted) for sheet in searched]
         place = max(range(len(found)), key=lambda number: found[number][0])
         row = found[place][1]
         # Infer the types from all rows: a column with a single '?' must become text.
@@ -257,17 +266,27 @@ def _read_excel(path: Path, options: TableOptions) -> FileContent:
     return FileContent(frame, notes=tuple(notes))
 
 
-def _header_of(book: Any, sheet: str, options: TableOptions) -> tuple[int, int]:
-    """How many of the named columns a sheet has, and in which row their names are."""
+def _header_of(book: Any, sheet: str, wanted: set[str]) -> tuple[tuple[int, int], int]:
+    """Where the names of a sheet's columns stand.
+
+    Returns:
+        How many of the wanted names it has, or 0 and how many filled cells; and their row:
+        without a wanted name the first that is at least half as wide as the widest, as
+        titles are narrow.
+    """
     head = book.load_sheet(
         sheet, header_row=None, skip_rows=0, n_rows=TITLE_ROWS, dtypes="string"
     ).to_polars()
-    wanted, best = {*options.roles.values()}, (0, 0)
-    for number, cells in enumerate(head.iter_rows()):
+    matches, widths = [0], [0]
+    for cells in head.iter_rows():
         names = {unicodedata.normalize("NFC", str(cell)).strip() for cell in cells}
-        if len(wanted & names) > best[0]:
-            best = (len(wanted & names), number)
-    return best
+        matches.append(len(wanted & names))
+        widths.append(sum(cell not in (None, "") for cell in cells))
+    if max(matches):
+        return (max(matches), 0), matches.index(max(matches)) - 1
+    width = max(widths)
+    wide = [2 * filled >= width > 0 for filled in widths]
+    return (0, width), max(0, wide.index(True) - 1) if any(wide) else 0
 
 
 def _from_pandas(name: str, column: Any) -> pl.Series:

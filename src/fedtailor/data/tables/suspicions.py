@@ -1,7 +1,8 @@
 """Warnings about a table's content: what makes results wrong, or too good.
 
 Each function returns sentences. Values, rows and columns are looked at in the training
-rows of clients that train; only repetitions are looked for in all rows.
+rows of clients that train; only repetitions, and numbers that are far off, are looked for in
+all rows.
 """
 
 import re
@@ -130,13 +131,14 @@ def _code_warnings(
             f" rows{where}, and {others.min():g} to {others.max():g} in all other rows; if"
             f" {code:g} means that the cell is missing, say --missing {_quoted(f'{name}={code:g}')}"
         )
-    return warnings + _far_off_warnings(name, others, int(train.sum()))
+    return warnings + far_off_warnings(name, values[~np.isin(values, codes)])
 
 
-def _far_off_warnings(
-    name: str, cells: Float[NDArray, " rows"], rows: int
-) -> list[str]:
-    """A sentence if a few numbers are so large that they decide alone what is learned."""
+def far_off_warnings(name: str, values: Float[NDArray, " rows"]) -> list[str]:
+    """A sentence if a few numbers are so large that they decide alone what is learned, or,
+    in a test row, how good it looks.
+    """
+    cells = values[np.isfinite(values)]
     if len(cells) < MIN_ROWS_TO_JUDGE:
         return []
     low, middle, high = np.quantile(cells, [0.05, 0.5, 0.95])
@@ -145,9 +147,9 @@ def _far_off_warnings(
         return []
     far, usual = cells[is_far], cells[~is_far]
     return [
-        f"{name!r} is {far[0]:g} in {len(far):,} of {rows:,} training rows, and"
+        f"{name!r} is {far[0]:g} in {len(far):,} of {len(values):,} rows, and"
         f" {usual.min():g} to {usual.max():g} in all others: such a number decides alone"
-        " what is learned; mend it, or leave its row out"
+        " what is learned, or how good it looks; mend it, or leave its row out"
     ]
 
 

@@ -237,7 +237,9 @@ def test_every_group_of_entry_points_is_listed():
     groups = set()
     for file in (ROOT / "src").rglob("*.py"):
         groups |= set(
-            re.findall(r'^(?:ENTRY_POINTS|GROUP) = "(fedtailor\..+)"$', file.read_text(), re.M)
+            re.findall(
+                r'^(?:ENTRY_POINTS|GROUP) = "(fedtailor\..+)"$', file.read_text(), re.M
+            )
         )
     page = PAGES["write-an-algorithm.md"].read_text()
     assert groups == set(re.findall(r"^\| `(fedtailor\.[\w.]+)` \|", page, re.M))

@@ -479,7 +479,7 @@ def test_mistakes_beside_it_do_not_hide_the_help(beside, capsys):
         (["run", "ucfl", "digits-rotated"], "or in proportion to training samples"),
         (
             ["run", "ditto", "digits-rotated"],
-            "With it, every step draws its examples anew",
+            "With it, every step draws new examples",
         ),
     ],
     ids=["own option", "option of a run", "nested hyper-parameter"],

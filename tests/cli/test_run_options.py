@@ -64,5 +64,5 @@ def test_a_plan_says_what_a_round_needs_and_trains_nothing(capsys, tmp_path):
     assert plan["states"] == 8 * plan["model"]
     assert plan["are_sums"]
     assert main(["run", "ditto", "digits-rotated", *options]) == 0
-    assert "a round needs, beside data and program" in capsys.readouterr().out
+    assert "a round needs, without data and program" in capsys.readouterr().out
     assert not (tmp_path / "run").exists()

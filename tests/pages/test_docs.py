@@ -238,7 +238,7 @@ def test_every_group_of_entry_points_is_listed():
     for file in (ROOT / "src").rglob("*.py"):
         groups |= set(
             re.findall(
-                r'^(?:ENTRY_POINTS|GROUP) = "(fedtailor.+)"$', file.read_text(), re.M
+                r'^(?:ENTRY_POINTS|GROUP) = "(fedtailor\..+)"$', file.read_text(), re.M
             )
         )
     page = PAGES["write-an-algorithm.md"].read_text()

@@ -319,7 +319,7 @@ def test_numbers_beside_the_model_are_refused_before_anything_is_sent(tmp_path):
     watching = Watching(ours.responders)
     with pytest.raises(
         ValueError,
-        match=r"clients would send numbers beside the model \(validation_loss, ",
+        match=r"clients would send numbers in addition to the model \(validation_loss, ",
     ):
         ours.training(ours.executor(watching)).advance()
     assert watching.replies == []

@@ -70,7 +70,7 @@ class SGD:
     dp_noise: float | None = None
     """Differential privacy of single examples (DP-SGD): the standard deviation of the noise
     on a batch's sum of gradients, divided by `dp_norm`; None = no privacy. With it, every
-    step draws its examples again, each with the same probability."""
+    step draws new examples, each with the same probability."""
     dp_norm: float | None = None
     """The norm to which every example's gradient is clipped, above 0; needed with
     `dp_noise`."""

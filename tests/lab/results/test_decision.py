@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import polars as pl
@@ -23,8 +24,9 @@ from fedtailor.lab.report.comparison import BASELINE_ROW, other_metrics_table, t
 from fedtailor.lab.report.document import as_dict, markdown
 from fedtailor.lab.report.overview import paragraphs
 from fedtailor.lab.report.page.contents import client_table
-from fedtailor.lab.results.decision import decide
+from fedtailor.lab.results.decision import decide, is_worse_at_the_end
 from fedtailor.lab.results.experiment import StoredExperiment
+from fedtailor.lab.results.units import unit_of
 from lab.report.results import NAME, write_index, write_manifest
 
 CLIENTS_OF = {"gains": 60, "loses": 60, "same": 60}
@@ -398,7 +400,7 @@ def test_without_any_test_rows_every_form_of_a_report_says_so(tmp_path, capsys):
     decision = decide(experiment, "shift")
     assert (decision.winner, decision.choice, decision.gains) == (None, None, None)
     (sentence,) = decision.conclusions
-    assert sentence.startswith("There are no test data by which accuracy could be told")
+    assert sentence.startswith("There are no test data to measure accuracy on")
     assert (
         "rows repeat" in decision.warnings
     )  # what is known from validation data is still said
@@ -584,6 +586,33 @@ def test_trainings_that_did_not_stand_still_are_named_by_one_rule(tmp_path):
         for warning in warnings
     )
     assert not any("still falling" in warning for warning in warnings)
+
+
+@pytest.mark.parametrize(
+    ("ends", "is_worse"),
+    [
+        ((0.8, 0.81, 0.79), True),
+        ((0.9, 0.9, 0.9), False),
+        ((0.95, 0.92, 0.85), False),
+        ((0.8,), True),
+    ],
+)
+def test_a_loss_that_rises_is_overfitting_where_the_metric_falls(ends, is_worse):
+    """All reach .9 where the loss is lowest."""
+    seeds = []
+    for end in ends:
+        curves = {
+            "loss": {1: 0.5, 2: 0.3, 3: 0.9},
+            "accuracy": {1: 0.1, 2: 0.9, 3: end},
+        }
+        seeds.append(
+            SimpleNamespace(
+                unit=unit_of("accuracy"),
+                metric="accuracy",
+                curve=lambda split, name, curves=curves: curves[name],
+            )
+        )
+    assert is_worse_at_the_end(seeds) == is_worse
 
 
 def test_the_rounds_that_were_trained_are_shown(tmp_path):

@@ -85,7 +85,7 @@ class RobustMean(Transform):
     byzantine: float = 0.2
     """The share of the reporters that may lie, below 0.5."""
     bucket: int = 1
-    """Reporters whose mean is one vector for the rule, drawn again in each round: 2 or more
+    """Reporters whose mean is one vector for the rule, drawn afresh in each round: 2 or more
     help where clients have different data (Karimireddy et al. 2022).
     """
     radius: float | None = None

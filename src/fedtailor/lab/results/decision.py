@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import polars as pl
 
 from fedtailor._base.notebook import html_paragraphs
@@ -29,12 +30,14 @@ from fedtailor.statistics.decision import (
     best_method,
     choose_by_validation,
     client_gains,
+    movement,
     warn_few_validation_rows,
     warn_grid_edges,
     warn_not_still,
     warn_still_falling,
 )
 from fedtailor.statistics.decision.frames import Frame
+from fedtailor.statistics.decision.intervals import MIN_SEEDS
 from fedtailor.statistics.decision.warnings import MAX_NAMES
 
 NO_TEST_MESSAGE = (
@@ -458,10 +461,12 @@ def _training_warnings(
         # Losses of every seed, by the rule that ends trainings.
         of_runs: dict[str, list[tuple[list[int], list[float]]]] = {}
         for label, seeds in runs.items():
-            of_runs[label] = []
-            for run in seeds:
-                if losses := run.curve("val", "loss"):
-                    of_runs[label].append((list(losses), list(losses.values())))
+            curves = [run.curve("val", "loss") for run in seeds]
+            found = [(list(it), list(it.values())) for it in curves if it]
+            rises = any(movement(*curve) == "rising" for curve in found)
+            # Of losses that rise while the metric does not fall nothing is said.
+            is_said = not rises or is_worse_at_the_end(seeds)
+            of_runs[label] = found if is_said else []
         warnings += warn_not_still(of_runs, rounds)
         if runs and not any(seeds[0].curve("val", "loss") for seeds in runs.values()):
             warnings.append(
@@ -508,6 +513,30 @@ def _training_warnings(
     for warning, labels in labels_by_warning.items():
         warnings.append(f"{join_names(labels, MAX_NAMES)}: {warning}")
     return warnings
+
+
+def is_worse_at_the_end(seeds: Sequence[StoredRun]) -> bool:
+    """Whether runs are worse on validation data after their last round than where their
+    loss was lowest, by the metric that they are judged by.
+
+    A loss may rise where a model only grows surer of its answers. From three runs on,
+    the difference must exceed two standard errors.
+    """
+    sign = 1 if seeds[0].unit.higher_is_better else -1
+    found = []
+    for run in seeds:
+        losses, values = run.curve("val", "loss"), run.curve("val", run.metric)
+        if losses:
+            lowest, last = min(losses, key=lambda it: losses[it]), max(losses)
+            if lowest in values and last in values:
+                found.append(sign * (values[lowest] - values[last]))
+    if not found:
+        return False
+    drops = np.array(found)
+    error = 0.0
+    if len(drops) >= MIN_SEEDS:
+        error = float(drops.std(ddof=1) / np.sqrt(len(drops)))
+    return float(drops.mean()) > 2 * error
 
 
 def _is_perfect(seeds: Sequence[StoredRun]) -> bool:

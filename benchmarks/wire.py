@@ -90,16 +90,21 @@ def main() -> None:
 
 def answer(kits: list[Path]) -> None:
     """Answer for clients, each in a thread, until this process is ended."""
+    threads = []
     for directory in kits:
         kit = read_kit(directory)
         respond = Responder(
             kit.job.identity, kit.name, lambda request: dict(request.arrays)
         )
-        threading.Thread(
+        thread = threading.Thread(
             target=answer_messages,
             args=(Connection(kit), respond),
             kwargs={"stop": threading.Event()},
-        ).start()
+        )
+        thread.start()
+        threads.append(thread)
+    for thread in threads:
+        thread.join()
 
 
 if __name__ == "__main__":

@@ -258,9 +258,9 @@ def test_a_table_of_ones_own(tmp_path, table, capsys):
     results = ["--seeds", "0", "--lr", "0.1", "--out", str(tmp_path / "results")]
     assert main(["compare", str(table), *options, *results]) == 0
     shown = capsys.readouterr().out
-    assert "4 clients (hospital)" in shown and "fedavg" in shown
+    assert "mean over 4 hospitals" in shown and "fedavg" in shown
     # Where a baseline is ahead: "Of the federated methods use local".
-    assert "use local: " in shown.lower()
+    assert "use local to predict digit for all 4 hospitals: " in shown.lower()
     runs = sorted(
         path.name for path in (tmp_path / "results" / "runs" / "table").iterdir()
     )

@@ -32,7 +32,7 @@ def campaign(directory, kills, seed, say=print, method="ditto"):
         AssertionError: the final models or measurements are not the simulation's.
     """
     draw = random.Random(seed)
-    rounds = 4 * kills + 3  # some go by between two kills
+    rounds = 8 * kills  # many go by between two kills
     files = demo.prepare(directory, METHOD % method, rounds=rounds)
     simulated = demo.simulate_demo(directory, files)
     serve = ["serve", str(directory), "--listen", "127.0.0.1"]
@@ -44,12 +44,10 @@ def campaign(directory, kills, seed, say=print, method="ditto"):
         serving = demo.start(serve, log)
         try:
             for _ in range(kills):
-                demo.wait_for_round(directory, demo.rounds_done(directory) + 1, serving)
-                if (
-                    serving.poll() is not None
-                    or demo.rounds_done(directory) >= rounds - 1
-                ):
+                done = demo.rounds_done(directory)
+                if serving.poll() is not None or done >= rounds - 1:
                     break
+                demo.wait_for_round(directory, done + 1, serving)
                 time.sleep(draw.uniform(0.0, 3.0))
                 kind, victim = (
                     draw.choice(["coordinator", "client", "both"]),
@@ -74,7 +72,7 @@ def campaign(directory, kills, seed, say=print, method="ditto"):
                         clients[victim] = demo.start(
                             demo.join_command(directory, victim, files), own
                         )
-                demo.wait_for_round(directory, before + 1, serving)
+                demo.wait_for_round(directory, min(before + 1, rounds), serving)
                 good += 1
                 who = {
                     "coordinator": kind,
@@ -85,8 +83,8 @@ def campaign(directory, kills, seed, say=print, method="ditto"):
                     f"kill {tried}: {who} after round {before}; round"
                     f" {demo.rounds_done(directory)} is done"
                 )
-            while demo.rounds_done(directory) < rounds:
-                demo.wait_for_round(directory, demo.rounds_done(directory) + 1, serving)
+            while (done := demo.rounds_done(directory)) < rounds:
+                demo.wait_for_round(directory, done + 1, serving)
             assert serving.wait(demo.WAIT_S) == 0, (
                 directory / "serve.log"
             ).read_text()[-2000:]

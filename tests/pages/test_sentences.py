@@ -25,6 +25,8 @@ TESTED = {
         "no cell and no sum over fewer than five rows follows": (
             "test_no_cell_follows_from_all_that_a_job_sends_of_a_table",
             "test_no_row_of_a_few_whole_numbers_of_a_small_range_follows_from_the_sums",
+            "test_no_count_follows_from_two_differences_of_numbers_that_are_0_or_1",
+            "test_no_count_follows_from_products_of_three_or_four_columns",
             "test_no_time_follows_from_what_is_said_of_outcomes",
         ),
         "no combination of them": (
@@ -63,6 +65,7 @@ TESTED = {
             "test_states_are_deleted_only_by_a_number_that_is_stored",
         ),
         "No answer leads a client to another address": (
+            "test_a_redirect_is_not_followed_and_said_in_a_line",
             "test_a_client_trusts_its_federations_server_only",
         ),
         "Rounds, runs and epsilon end where the policy says": (
@@ -154,8 +157,9 @@ TESTED = {
             "test_it_is_said_in_numbers",
             "test_a_job_counts_its_rounds_its_vectors_and_the_cells_that_train",
         ),
-        "Answers to a probe are counted, too": (
-            "test_what_is_sent_counts_not_what_a_method_says_that_it_sends",
+        "it adds up in its account": (
+            "test_models_and_losses_are_one_sum",
+            "test_probes_and_models_are_one_sum",
         ),
         "A policy refuses probes by default": (
             "test_a_job_that_the_policy_does_not_allow_is_refused",

@@ -260,7 +260,7 @@ clientapp = "wards_app:client"
 
 [tool.flwr.app.config]
 federation = "{federation}"
-wait = 60.0
+wait = 300.0
 """
 
 CONFIG = """

@@ -4,6 +4,7 @@ federation is not spoken to.
 
 import asyncio
 import contextlib
+import datetime
 import re
 import resource
 import shutil
@@ -13,6 +14,7 @@ import threading
 import time
 import tracemalloc
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -34,6 +36,7 @@ from fedtailor.remote.https.client import (
 )
 from fedtailor.remote.https.port import STRANGERS
 from fedtailor.remote.https.server import serve_messages
+from fedtailor.remote.keys import keys
 from fedtailor.remote.keys.kit import (
     COORDINATOR,
     JOB,
@@ -338,6 +341,30 @@ def test_a_client_trusts_its_federations_server_only(wards, tmp_path):
     with wards.joined() as (_, ended):
         until(lambda: ended)
     assert "has no certificate of this federation's authority" in ended[0]
+
+
+@pytest.mark.parametrize(
+    ("hours", "said"), [(3, "is not valid yet"), (-(24 * 4000), "has expired")]
+)
+def test_a_clock_that_is_hours_wrong_is_named(wards, monkeypatch, hours, said):
+    """Before, the line said that the kit was another federation's."""
+
+    class Wrong(datetime.datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return datetime.datetime.now(tz) + datetime.timedelta(hours=hours)
+
+    wrong = SimpleNamespace(**{**vars(datetime), "datetime": Wrong})
+    monkeypatch.setattr(keys, "datetime", wrong)
+    renew_certificate(wards.directory)
+    monkeypatch.undo()
+    wards.close()
+    wards.open()
+    with wards.joined() as (_, ended):
+        until(lambda: ended)
+    assert re.fullmatch(
+        f"the certificate of .* {said} by this machine's clock .*", ended[0]
+    )
 
 
 def test_silent_strangers_make_place_for_clients(wards):

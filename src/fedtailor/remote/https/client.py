@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -50,6 +51,9 @@ There are several copies of a message while it is read.
 
 MOST_WAITING = 1
 """Messages that wait while another one is answered."""
+
+_OF_ANOTHER_TIME = {9: "is not valid yet", 10: "has expired"}
+"""OpenSSL's codes of certificates that a clock that is wrong makes invalid."""
 
 _END = (
     "the training is over, and its coordinator has ended; stop this client with Ctrl-C, or"
@@ -224,6 +228,13 @@ class Connection:
         cause: BaseException | None = error
         while cause is not None:
             if isinstance(cause, ssl.SSLCertVerificationError):
+                if cause.verify_code in _OF_ANOTHER_TIME:
+                    return ValueError(
+                        f"the certificate of the coordinator at {self.address}"
+                        f" {_OF_ANOTHER_TIME[cause.verify_code]} by this machine's clock"
+                        f" ({datetime.now():%Y-%m-%d %H:%M}); set the clock, or have the"
+                        " coordinator make a new one: fedtailor federation renew"
+                    )
                 return ValueError(
                     f"the server at {self.address} has no certificate of this"
                     " federation's authority for that address; check the address in"

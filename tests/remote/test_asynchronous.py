@@ -3,6 +3,7 @@ first; a simulation that takes them in the same order has the same bits.
 """
 
 import heapq
+import threading
 import time
 from collections import Counter
 from dataclasses import replace
@@ -224,6 +225,28 @@ def test_a_killed_coordinator_resumes(after, tmp_path, lines):
     first = dict(reversed(asked_to_train(transport)))
     assert min(first.values()) < after
     assert_same(training.server, replayed(clients, 7).training.server)
+
+
+@pytest.mark.parametrize("at", [0, 2])
+def test_a_stop_ends_the_wait_for_answers_and_is_resumed(at, tmp_path, lines):
+    clients = late_clients(tmp_path / "wards", 4, method="fedavg")
+    transport, stopped = slow(clients), threading.Event()
+    answer = transport._clients["b"]
+
+    def stop(body):
+        request = decode_request(body)
+        if request.task == "client" and request.round == at:
+            stopped.set()
+            transport.speeds = dict.fromkeys(NAMES, 10**6)  # no answer comes
+        return answer(body)
+
+    transport._clients["b"] = stop
+    with pytest.raises(Interrupted):
+        train(clients, transport, stopped=stopped)
+    training = train(clients, resume=True)
+    assert training.round == 4 and lines == []
+    assert len(record_of(clients)) == 4 * 2
+    assert_same(training.server, replayed(clients, 4).training.server)
 
 
 def test_a_client_that_dies_at_work_is_released_and_may_come_back(tmp_path, lines):

@@ -24,6 +24,7 @@ from fedtailor.protocol.exchange import (
     Exchange,
     Exchanges,
     Executor,
+    FirstCome,
     drive,
     on_host,
 )
@@ -117,6 +118,7 @@ __all__ = [
     "Exchanges",
     "Executor",
     "ExpectedSums",
+    "FirstCome",
     "GlobalModel",
     "HiddenRows",
     "InCommon",

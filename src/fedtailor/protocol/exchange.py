@@ -58,6 +58,21 @@ class BatchMetric(Protocol):
 
 
 @dataclass(frozen=True)
+class FirstCome:
+    """Which clients of a cohort begin, and how many answers are waited for.
+
+    Attributes:
+        count: the number of answers; 0 = all clients begin, and none is waited for.
+        places: how many clients are at work at the same time.
+        order: [c] the positions in the cohort, in the order in which clients begin.
+    """
+
+    count: int
+    places: int
+    order: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
 class Exchange:
     """A request of the server to a cohort.
 
@@ -74,6 +89,11 @@ class Exchange:
         metrics: what clients measure in the task "evaluate".
         sums: says which weighted sums of the answers the server needs, if it needs nothing
             else. An executor may then answer with `SummedRows`. None = it may not.
+        first: the exchange does not wait for all clients. Those that are free begin, and
+            others go on with what they were asked earlier. `Answers.reporting` says whose
+            answers came first, and `Answers.output` [c] in which round each client began
+            whose answer is there or to come (-1: none). An exchange of these clients
+            with ages (`Cohort.age`) takes the answers. None = it waits.
     """
 
     task: ClientTask
@@ -85,6 +105,7 @@ class Exchange:
     received_through: "Pipeline" = ()
     metrics: tuple[BatchMetric, ...] = ()
     sums: "ExpectedSums | None" = None
+    first: FirstCome | None = None
 
 
 @jax.tree_util.register_dataclass
@@ -323,6 +344,9 @@ class Executor(Protocol):
     def exchange(self, exchange: Exchange) -> Answers:
         """Run a task on the clients of a cohort.
 
+        Only clients on machines of their own (`machine` is None) are asked without
+        waiting for all of them (`Exchange.first`).
+
         Raises:
             Diverged: a client's answer is not finite, and the executor checks this
                 immediately (debugging). Other executors return answers whose
@@ -362,7 +386,7 @@ def drive(exchanges: Exchanges[T], executor: Executor) -> T:
         while True:
             try:
                 answers = [executor.exchange(exchange)]
-            except Exception as error:
+            except (Exception, KeyboardInterrupt) as error:
                 # Raise it at the generator's `yield`, so that the run can save its state.
                 exchange = exchanges.throw(error)
             else:

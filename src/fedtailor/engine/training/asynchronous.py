@@ -4,7 +4,8 @@ wait for the others (FedBuff, FedAsync).
 `LateClients` are the settings. `Arrivals` plays a clock: whose answer arrives when, and
 how many steps the server has taken since that client began. It depends on no model, so
 that it is the same for all methods, and a resumed run plays it again. Over machines there
-is no clock: answers are taken as they come, and an `AnswerRecord` says whose they were.
+is no clock: answers are taken as they come (`Exchange.first`), and an `AnswerRecord` says
+whose they were.
 `Replay` takes them in that order again.
 """
 
@@ -257,7 +258,7 @@ def check_buffer(late: LateClients, clients: int) -> None:
 
 
 class AnswerOrder(Protocol):
-    """Whose answers the server takes in each step."""
+    """Whose answers the server takes in each step of a simulation."""
 
     def next_step(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Go on to the server's next step.
@@ -275,12 +276,8 @@ class AnswerOrder(Protocol):
         """
         ...
 
-    def snapshot(self) -> dict[str, Any]:
-        """What a checkpoint stores in addition to the number of steps."""
-        ...
-
-    def restore(self, step: int, snapshot: Mapping[str, Any]) -> None:
-        """Continue after a number of steps, with what `snapshot` returned then."""
+    def restore(self, step: int) -> None:
+        """Continue after a number of steps."""
         ...
 
 
@@ -364,11 +361,7 @@ class Replay:
             return self._next
         return int(self._oldest[self._next])
 
-    def snapshot(self) -> dict[str, Any]:
-        """See `AnswerOrder`."""
-        return {}
-
-    def restore(self, step: int, snapshot: Mapping[str, Any]) -> None:
+    def restore(self, step: int) -> None:
         """See `AnswerOrder`."""
         self._next = step
 
@@ -479,12 +472,8 @@ class Arrivals:
         is_awaited[[*self._ready, *self._buffer]] = True
         return int(self._began[is_awaited].min(initial=self.step))
 
-    def snapshot(self) -> dict[str, Any]:
+    def restore(self, step: int) -> None:
         """See `AnswerOrder`; the clock is played again."""
-        return {}
-
-    def restore(self, step: int, snapshot: Mapping[str, Any]) -> None:
-        """See `AnswerOrder`."""
         self._start()
         for _ in range(step):
             self.next_step()

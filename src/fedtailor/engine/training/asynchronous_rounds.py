@@ -11,10 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtailor.aggregation.pipelines.change import received_rows
-from fedtailor.engine.training.asynchronous import AnswerOrder, LateClients
+from fedtailor.engine.training.asynchronous import (
+    AnswerOrder,
+    AnswerRecord,
+    LateClients,
+)
 from fedtailor.protocol import (
     NOT_SENT,
     Algorithm,
+    Answers,
     Cohort,
     Downlink,
     Streams,
@@ -29,30 +34,49 @@ class LateRounds:
     """Which answers each round takes, and the server's states from which those clients
     began.
 
-    Clients compute when their answers arrive, not when they begin: what they compute
-    with has not changed since, as each of them begins again after its answer only.
+    In a simulation clients compute when their answers arrive, not when they begin: what
+    they compute with has not changed since, as each of them begins again after its answer
+    only.
 
     Attributes:
         settings: what the user asked for.
-        order: whose answers the server takes in each step.
+        order: whose answers the server takes in each step of a simulation; None = those
+            that come first, over machines.
+        began: [m] over machines, the round in which each client began whose answer is
+            still to come; -1 = it is free.
+        asks_again: whether those are to be asked again, as the server was restarted.
+        record: over machines, whose answers each round took.
         servers: the server's state after each step from which clients may still train.
     """
 
     settings: LateClients
-    order: AnswerOrder
+    order: AnswerOrder | None
+    began: NDArray[np.int64]
+    asks_again: bool = False
+    record: AnswerRecord = field(default_factory=AnswerRecord)
     servers: dict[int, Any] = field(default_factory=dict)
 
-    def next_step(
-        self, round: int, server: Any
+    def came(
+        self, round: int, answers: Answers
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Whose answers a round takes, and their ages; see `AnswerOrder.next_step`.
+        """Whose answers came first, and their ages, as `AnswerOrder.next_step`.
 
         Args:
             round: the number of rounds done.
-            server: the server's present state, from which clients begin now.
+            answers: of all clients, to an exchange that did not wait (`Exchange.first`).
         """
-        self.servers[round] = server
-        return self.order.next_step()
+        self.began = np.array(answers.output)
+        clients = np.flatnonzero(answers.reporting)
+        ages = round - self.began[clients]
+        self.began[clients] = -1
+        return clients, ages
+
+    def count(self, cohort: Cohort) -> None:
+        """Record whose answers a round has counted."""
+        if self.order is None:
+            counted = cohort.reporting
+            ages = cohort.round - cohort.began
+            self.record.add(cohort.round, cohort.rows[counted], ages[counted])
 
     def downlink(self, algorithm: Algorithm, cohort: Cohort) -> Downlink:
         """The algorithm's messages to a cohort, to each client from the server's state
@@ -75,28 +99,33 @@ class LateRounds:
 
     def forget(self) -> None:
         """Forget the models from which nobody trains any more."""
+        if self.order is None:
+            oldest = self.began[self.began >= 0].min(initial=max(self.servers) + 1)
+        else:
+            oldest = self.order.oldest
         kept = {}
         for step, server in self.servers.items():
-            if step >= self.order.oldest:
+            if step >= oldest:
                 kept[step] = server
         self.servers = kept
 
-    def past_servers(self) -> dict[str, Any]:
-        """`servers`, as a checkpoint stores them."""
-        return {str(step): server for step, server in self.servers.items()}
+    def snapshot(self) -> dict[str, Any]:
+        """What a checkpoint stores; the clock of a simulation is played again."""
+        return {
+            "servers": {str(step): server for step, server in self.servers.items()},
+            "began": self.began,
+            "record": self.record.snapshot(),
+        }
 
-    def restore(
-        self, round: int, past_servers: Mapping[str, Any], order: Mapping[str, Any]
-    ) -> None:
-        """Continue from a checkpoint.
-
-        Args:
-            round: the number of rounds done.
-            past_servers: what `past_servers` returned.
-            order: the snapshot of the order of answers.
-        """
-        self.servers = {int(step): server for step, server in past_servers.items()}
-        self.order.restore(round, order)
+    def restore(self, round: int, snapshot: Mapping[str, Any]) -> None:
+        """Continue after a number of rounds, with what `snapshot` returned then."""
+        servers = snapshot["servers"]
+        self.servers = {int(step): server for step, server in servers.items()}
+        self.began = np.array(snapshot["began"], np.int64)
+        self.record = AnswerRecord.of(snapshot["record"])
+        self.asks_again = True
+        if self.order is not None:
+            self.order.restore(round)
 
 
 def merged_downlinks(

@@ -29,7 +29,6 @@ from fedtailor.aggregation.accounting import Ledger
 from fedtailor.aggregation.pipelines import check_stages
 from fedtailor.data.federation.checks import check_seed
 from fedtailor.engine.training.asynchronous import (
-    AnswerOrder,
     AnswerRecord,
     Arrivals,
     LateClients,
@@ -62,6 +61,7 @@ from fedtailor.protocol import (
     Exchanges,
     Executor,
     ExpectedSums,
+    FirstCome,
     Population,
     announce,
     decode,
@@ -182,7 +182,12 @@ class Rounds(Generic[ExecutorT]):
         self.seconds = 0.0
         self.late: LateRounds | None = None
         if spec.late is not None:
-            self.late = LateRounds(spec.late, self._answer_order(spec.late))
+            order = None
+            if executor.machine is not None:
+                # Clients are simulated, and a clock says who is late.
+                order = Arrivals(spec.late, participation, executor.seen, self._secret)
+            nobody = np.full(len(executor.seen), -1, np.int64)
+            self.late = LateRounds(spec.late, order, nobody)
         self._start_phase(0, self.initial)
 
     def _population(
@@ -358,16 +363,50 @@ class Rounds(Generic[ExecutorT]):
         """Take the answers that have arrived, each of a client that began from the
         server's model of its time (`LateClients`).
         """
-        clients, age = late.next_step(self.round, self.server)
+        late.servers[self.round] = self.server
+        if late.order is not None:
+            clients, age = late.order.next_step()
+        else:
+            clients, age = yield from self._first_come(late)
         cohort = replace(self._cohort(self.executor.seen, clients, seen=True), age=age)
         yield from self._exchange_round(cohort, late.downlink(self.algorithm, cohort))
         late.forget()
 
-    def _answer_order(self, settings: LateClients) -> AnswerOrder:
-        """Whose answers a server that does not wait takes: in a simulation, a clock
-        says.
+    def _first_come(
+        self, late: LateRounds
+    ) -> Exchanges[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+        """Have free clients begin, and wait for the first answers of all that are at work.
+
+        Returns:
+            Their rows and ages, as `AnswerOrder.next_step`.
         """
-        return Arrivals(settings, self.participation, self.executor.seen, self._secret)
+        if late.asks_again:
+            late.asks_again = False
+            for step in np.unique(late.began[late.began >= 0]):
+                clients = np.flatnonzero(late.began == step)
+                everyone = FirstCome(0, len(clients), np.arange(len(clients)))
+                yield self._late_exchange(late, clients, int(step), everyone)
+        seen = self.executor.seen
+        places = self.participation.reporters(len(seen))
+        order = self.participation.order(seen.ids, self._secret, self.round, seen.sizes)
+        first = FirstCome(late.settings.buffer, places, order)
+        answers = yield self._late_exchange(
+            late, np.arange(len(seen)), self.round, first
+        )
+        return late.came(self.round, answers)
+
+    def _late_exchange(
+        self, late: LateRounds, clients: NDArray[np.int64], step: int, first: FirstCome
+    ) -> Exchange:
+        """An exchange that does not wait, in which clients begin from the model after a
+        step.
+        """
+        cohort = replace(
+            self._cohort(self.executor.seen, clients, seen=True), round=step
+        )
+        sent = late.downlink_of_step(self.algorithm, cohort)
+        downlink = announce(self.uplink, sent, self.uplink_state)
+        return replace(self._new_exchange("client", cohort, downlink), first=first)
 
     def replay(self, record: AnswerRecord) -> None:
         """Take late clients' answers in the order of a record, in place of the clock's.
@@ -381,7 +420,7 @@ class Rounds(Generic[ExecutorT]):
         )
         assert self.late is not None
         self.late.order = Replay(record)
-        self.late.order.restore(self.round, {})
+        self.late.order.restore(self.round)
 
     @property
     def times(self) -> NDArray[np.float64] | None:
@@ -464,6 +503,8 @@ class Rounds(Generic[ExecutorT]):
         record_exchange(
             self.ledger, "round", self.round, self.model, cohort, downlink, answers
         )
+        if self.late is not None:
+            self.late.count(replace(cohort, reporting=answers.reporting))
         self.round += 1
         if self.privacy is not None:
             # A client that was asked spends privacy even if it did not answer.

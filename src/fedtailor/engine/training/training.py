@@ -285,9 +285,7 @@ class Training(Rounds[ExecutorT]):
         if self.phase.probe_is_due:
             snapshot["probe_is_due"] = True
         if self.late is not None:
-            snapshot["past_servers"] = self.late.past_servers()
-            if order := self.late.order.snapshot():
-                snapshot["arrivals"] = order
+            snapshot["late"] = self.late.snapshot()
         return snapshot
 
     def restore(self, snapshot: dict[str, Any]) -> None:
@@ -302,9 +300,7 @@ class Training(Rounds[ExecutorT]):
         self.server = snapshot["server"]
         self.uplink_state = list(snapshot["uplink"])
         if self.late is not None:
-            self.late.restore(
-                self.round, snapshot["past_servers"], snapshot.get("arrivals", {})
-            )
+            self.late.restore(self.round, snapshot["late"])
         if self.privacy is not None:
             self.privacy.restore(snapshot["privacy"])
         self.executor.restore(snapshot["states"])

@@ -138,24 +138,25 @@ def coordinate(
                 f" needs {job.minimum}, and hides a client in each round by itself only"
             )
     store.make()
-    executor = RemoteExecutor(
-        plan,
-        seen,
-        transport,
-        template_of(job, statistics),
-        data,
-        unseen=unseen,
-        rules=Rules(job.minimum, job.deadline, compile_time),
-        run=run_identity(directory),
-        use_caches=use_caches,
-    )
     spec = replace(job.spec, model=plan.model, evaluate_every=evaluate_every)
     secret = secret_in(directory) if plan.coordinator_needs_secret else None
     with interrupts() if stopped is None else nullcontext(stopped) as stop:
+        executor = RemoteExecutor(
+            plan,
+            seen,
+            transport,
+            template_of(job, statistics),
+            data,
+            unseen=unseen,
+            rules=Rules(job.minimum, job.deadline, compile_time),
+            run=run_identity(directory),
+            use_caches=use_caches,
+            stop=stop,
+        )
 
         def create(spec: RunSpec, executor: RemoteExecutor) -> RemoteTraining:
             training = RemoteTraining(spec, executor, secret=secret)
-            training.patience, training.stop = patience, stop
+            training.patience = patience
             return training
 
         exchanges = run_exchanges(
@@ -215,10 +216,9 @@ class _Answers(Callback):
 
     def on_end(self, training: Training) -> None:
         assert isinstance(training, RemoteTraining)
-        record = training.record
-        if record is not None:
+        if training.late is not None:
             names = training.executor.seen.names
-            self._store.write_table(ANSWERS, answers(record, names))
+            self._store.write_table(ANSWERS, answers(training.late.record, names))
 
 
 def _table(rows: Mapping[str, NDArray[np.int64]], names: Sequence[str]) -> Clients:

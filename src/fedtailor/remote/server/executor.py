@@ -4,6 +4,7 @@ The clients keep their examples and states. The coordinator records which of a c
 states is valid, by the round that produced it, and names that round in every request.
 """
 
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from fedtailor.aggregation.secure_sums import hidden_kinds
 from fedtailor.aggregation.sum_shares import SumHistory
 from fedtailor.data.federation import SPLITS, Federation
 from fedtailor.engine.client.pool import build_pool
+from fedtailor.engine.executors.cohort_parts import select_clients
+from fedtailor.engine.storage.interrupts import Interrupted
 from fedtailor.protocol import (
     Algorithm,
     Answers,
@@ -28,6 +31,7 @@ from fedtailor.protocol import (
     Clients,
     Cohort,
     Exchange,
+    FirstCome,
     Pipeline,
     client_ids,
     init_pipeline,
@@ -48,6 +52,7 @@ from fedtailor.remote.wire.transport import (
     Transport,
     poll,
     send_and_receive,
+    until_next_poll,
 )
 from fedtailor.remote.wire.vector_cache import INITIAL, ClientCaches, vector_digest
 from fedtailor.remote.wire.wire import (
@@ -123,7 +128,7 @@ class RemoteExecutor:
         concurrency: 1.
         clients_keep_models: True.
         late: the open requests of clients that may be late, and their answers.
-        released: whose requests the last `poll` closed, as the deadline had passed.
+        stop: when it is set, waiting for late clients ends with `Interrupted`.
     """
 
     examples = None
@@ -143,6 +148,7 @@ class RemoteExecutor:
         rules: Rules = Rules(),
         use_caches: bool = True,
         run: str = "",
+        stop: threading.Event | None = None,
     ) -> None:
         """Make an executor; no client is asked yet.
 
@@ -157,6 +163,7 @@ class RemoteExecutor:
             rules: when an exchange ends.
             use_caches: whether vectors that a client has cached are not sent again.
             run: identity of the run (`run_identity`).
+            stop: ends the wait for late clients; None = nothing does.
 
         Raises:
             ValueError: the job uses secure aggregation, and the method's server needs
@@ -173,7 +180,8 @@ class RemoteExecutor:
         self._shapes: dict[Any, Any] = {}
         self._newcomer_shapes: Any = ()  # of the state that `init_unseen` returns
         self._caches = ClientCaches(plan.common_vectors()) if use_caches else None
-        self.late, self.released = LateRequests(transport), list[str]()
+        self.late = LateRequests(transport)
+        self.stop = threading.Event() if stop is None else stop
         self._late_digests: dict[str, dict[str, list[bytes]]] = {}
         self._is_delivering = False
         self._without_state: set[str] = set()
@@ -227,6 +235,8 @@ class RemoteExecutor:
         Raises:
             TooFewClients: fewer clients than the minimum answered.
         """
+        if exchange.first is not None:
+            return self._first_come(exchange, exchange.first)
         cohort, task, sums = exchange.cohort, exchange.task, self.plan.sums
         prefix = SENT_UP.get(task, "")
         shapes = self._answer_shapes(exchange).get(prefix, {}) if prefix else {}
@@ -405,7 +415,7 @@ class RemoteExecutor:
     ) -> Mapping[str, Reply]:
         """Send each client of the cohort its request, and collect the answers.
 
-        The answers of clients that may be late are there already (`ask`).
+        The answers of clients that may be late are there already (`_first_come`).
 
         Args:
             exchange: the exchange.
@@ -496,21 +506,70 @@ class RemoteExecutor:
     # Clients that may be late are asked without waiting for their answers, and work while
     # others are asked for something else.
 
-    def ask(self, exchange: Exchange) -> None:
-        """Ask clients for their answers in a round, and do not wait for them.
+    def _first_come(self, exchange: Exchange, first: FirstCome) -> Answers:
+        """Have clients begin, and wait for the first answers only; see `Exchange.first`.
 
-        `poll` sends the requests, and an exchange of the same clients whose cohort has
-        ages takes the answers.
+        Raises:
+            TooFewClients: there are too few answers, and nobody is at work.
+            Diverged: likewise, as a client's model became NaN or infinite.
+            Interrupted: it was stopped.
         """
-        requested = exchange.cohort.reporting
+        late, cohort, begun = self.late, exchange.cohort, time.monotonic()
+        names = [cohort.clients.names[row] for row in cohort.rows]
+        if not first.count:
+            self._ask(exchange)
+        late.refused.clear()
+        late.diverged.clear()
+        while len(late.replies) < first.count:
+            polled = time.monotonic()
+            chosen = self._beginners(names, first)
+            if len(chosen):
+                self._ask(select_clients(exchange, chosen))
+            if not late.open:
+                late.end_attempt(first.count, cohort.round)
+            self._poll_late()
+            if len(late.replies) < first.count:
+                pause = until_next_poll(begun, polled, self.rules.poll_interval)
+                if self.stop.wait(pause):
+                    raise Interrupted
+        came = list(late.replies)[: first.count]
+        began = [late.began(name) for name in names]
+        return Answers(
+            np.array([name in came for name in names], bool),
+            output=np.array(began, np.int64),
+        )
+
+    def _beginners(self, names: list[str], first: FirstCome) -> NDArray[np.int64]:
+        """The positions of clients that are free and connected, as many as there are
+        places.
+
+        A client whose answer waits for the step is not asked again before it, nor is one
+        that has refused.
+        """
+        places = max(first.places - len(self.late.open), 0)
+        online = self._transport.online()
+        is_free = np.array(
+            [
+                name in online
+                and name not in self.late.refused
+                and self.late.began(name) < 0
+                for name in names
+            ],
+            bool,
+        )
+        return np.sort(first.order[is_free[first.order]][:places])
+
+    def _ask(self, exchange: Exchange) -> None:
+        """Open the requests of an exchange; the next poll sends them."""
         shapes = self._answer_shapes(exchange).get("update", {})
         specs = specs_of(shapes, "update")
+        requested = exchange.cohort.reporting
         requests, digests, cached = self._new_requests(exchange, requested, number=0)
         for name, request in requests.items():
             self._late_digests[name] = digests[name]
             self.late.ask(request, cached.get(name), _expected(specs, request))
 
-    def poll(self) -> None:
+    def _poll_late(self) -> None:
         """Send what is to be sent to clients that may be late, and take what has come."""
         before = set(self.late.replies)
         poll(self._transport, self.late)
@@ -520,15 +579,8 @@ class RemoteExecutor:
             if name not in before and name in self._late_digests
         }
         self._record_received("client", answered)
-        self.released = self.late.release_overdue()
-        if self.released:
-            COORDINATOR_LOG.warning(
-                f"no answer in time from {', '.join(self.released)}"
-            )
-
-    def online(self) -> Mapping[str, str]:
-        """The clients that are connected; see `Transport.online`."""
-        return self._transport.online()
+        if released := self.late.release_overdue():
+            COORDINATOR_LOG.warning(f"no answer in time from {', '.join(released)}")
 
     def deliver(self) -> None:
         """From now on all clients are waited for, as the training is over."""
@@ -542,7 +594,7 @@ class RemoteExecutor:
         is_measured = exchange.task in ("evaluate", "init_unseen")
         if not self.late.is_used or not goes_on or not is_measured:
             return set()
-        online = self.online()
+        online = self._transport.online()
         names = exchange.cohort.clients.names
         left_out = {
             name for name in names if name in self.late.open or name not in online

@@ -1,25 +1,11 @@
-"""Late clients over machines: the coordinator takes a step as soon as some answers are
-there, and does not wait for the others (`LateClients`).
-
-`LateRequests` are the requests that are open. `FirstCome` says whose answers each step
-takes: those that come first.
+"""Late clients over machines: requests that stay open while the coordinator goes on, and
+takes a step as soon as some answers are there (`LateClients`).
 """
 
 import time
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from fedtailor._base.documentation import see
-from fedtailor.engine.storage.interrupts import Interrupted
-from fedtailor.engine.training.asynchronous import (
-    AnswerRecord,
-    LateClients,
-    check_buffer,
-)
 from fedtailor.protocol import Diverged
 from fedtailor.remote.wire.messages import ArraySpec, Reply, Request, largest_reply
 from fedtailor.remote.wire.transport import (
@@ -27,11 +13,7 @@ from fedtailor.remote.wire.transport import (
     TooFewClients,
     Transport,
     identified,
-    until_next_poll,
 )
-
-if TYPE_CHECKING:
-    from fedtailor.remote.server.rounds import RemoteTraining
 
 
 class LateRequests(PendingExchange):
@@ -97,130 +79,26 @@ class LateRequests(PendingExchange):
         self.cached.pop(name, None)
         self._may_miss.discard(name)
 
+    def began(self, name: str) -> int:
+        """The round in which a client began whose answer is there or to come; -1 = none."""
+        if name in self.open or name in self.replies:
+            return self._by_client[name].round
+        return -1
 
-class FirstCome:
-    """Whose answers the coordinator takes in each step: those that come first.
-
-    It stands in the place of the simulated clock (`Arrivals`).
-
-    Attributes:
-        record: whose answers each step took.
-    """
-
-    def __init__(
-        self, late: LateClients, training: "RemoteTraining", seed: int
-    ) -> None:
-        """Nobody has begun yet.
+    def end_attempt(self, count: int, round: int) -> None:
+        """End a step that cannot be taken, as nobody is at work.
 
         Args:
-            late: the settings.
-            training: whose steps these are; it asks the clients.
-            seed: of the order in which clients are drawn.
+            count: the number of answers of a step.
+            round: the step.
 
         Raises:
-            ValueError: there are fewer clients than answers in a step.
+            Diverged: a client's model became NaN or infinite.
+            TooFewClients: there are too few clients.
         """
-        self._late, self._training, self._seed = late, training, seed
-        self._executor = training.executor
-        self._clients = clients = training.executor.seen
-        check_buffer(late, len(clients))
-        self._row = {name: row for row, name in enumerate(clients.names)}
-        # How many clients train at the same time.
-        self._places = training.participation.reporters(len(clients))
-        # The step after which each client [m] began whose answer is still to come, or to
-        # be taken; -1 = it is free.
-        self._began = np.full(len(clients), -1, np.int64)
-        # Whom a coordinator that was killed had asked.
-        self._to_ask_again = False
-        self.record = AnswerRecord()
-
-    def next_step(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Wait for the answers of the next step, and have free clients begin meanwhile.
-
-        Returns:
-            clients [buffer]: the rows of the clients whose answers it takes, ascending;
-            ages [buffer]: the number of steps since each of them began.
-
-        Raises:
-            TooFewClients: there are too few answers, and nobody is at work.
-            Diverged: likewise, as a client's model became NaN or infinite.
-            Interrupted: it was stopped.
-        """
-        requests, begun = self._executor.late, time.monotonic()
-        requests.refused.clear()
-        requests.diverged.clear()
-        while len(requests.replies) < self._late.buffer:
-            polled = time.monotonic()
-            self._begin()
-            if not requests.open:
-                self._end_attempt()
-            self._executor.poll()
-            for name in set(requests.refused) | set(self._executor.released):
-                self._began[self._row[name]] = -1
-            if len(requests.replies) < self._late.buffer:
-                pause = until_next_poll(
-                    begun, polled, self._executor.rules.poll_interval
-                )
-                if self._training.stop.wait(pause):
-                    raise Interrupted
-        first = list(requests.replies)[: self._late.buffer]
-        clients = np.sort(np.array([self._row[name] for name in first], np.int64))
-        ages = self._training.round - self._began[clients]
-        self._began[clients] = -1
-        return clients, ages
-
-    def _begin(self) -> None:
-        """Have clients begin that are free and connected, as many as there are places.
-
-        A client whose answer waits for the step is not asked again before it, nor is one
-        that has refused.
-        """
-        requests = self._executor.late
-        if self._to_ask_again:
-            self._to_ask_again = False
-            for began in np.unique(self._began[self._began >= 0]):
-                clients = np.flatnonzero(self._began == began)
-                self._training.ask(clients, int(began))
-        places = self._places - len(requests.open)
-        is_free = self._began < 0
-        is_free[[self._row[name] for name in requests.refused]] = False
-        if places <= 0 or not is_free.any():
-            return
-        online = self._executor.online()
-        is_free &= [name in online for name in self._clients.names]
-        round = self._training.round
-        order = self._training.participation.order(
-            self._clients.ids, self._seed, round, self._clients.sizes
-        )
-        chosen = np.sort(order[is_free[order]][:places]).astype(np.int64)
-        if len(chosen):
-            self._began[chosen] = round
-            self._training.ask(chosen, round)
-
-    def _end_attempt(self) -> None:
-        """End a step that cannot be taken."""
-        requests = self._executor.late
-        if requests.diverged:
-            raise Diverged(requests.diverged[0], self._training.round)
+        if self.diverged:
+            raise Diverged(self.diverged[0], round)
         raise TooFewClients(
-            f"{len(requests.replies)} of the {self._late.buffer} answers of a step are"
-            f" there, and no client is at work{see('errors#too-few-clients')}"
+            f"{len(self.replies)} of the {count} answers of a step are there, and no"
+            f" client is at work{see('errors#too-few-clients')}"
         )
-
-    @property
-    def oldest(self) -> int:
-        """The smallest number of steps after which a client began whose answer is still
-        to come.
-        """
-        awaited = self._began[self._began >= 0]
-        return int(awaited.min(initial=self._training.round))
-
-    def snapshot(self) -> dict[str, Any]:
-        """What a checkpoint stores: who began when, and whose answers were taken."""
-        return {"began": self._began, "record": self.record.snapshot()}
-
-    def restore(self, step: int, snapshot: Mapping[str, Any]) -> None:
-        """Continue from a snapshot. Who was at work is asked the same again."""
-        self._began = np.array(snapshot["began"], np.int64)
-        self._to_ask_again = True
-        self.record = AnswerRecord.of(snapshot["record"])

@@ -1,27 +1,15 @@
 """Training over machines: a round that too few clients answer is asked again."""
 
-import threading
 import time
-from dataclasses import replace
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from fedtailor.aggregation.accounting import Ledger
 from fedtailor.engine.storage.interrupts import Interrupted
 from fedtailor.engine.training import Training
-from fedtailor.engine.training.asynchronous import AnswerRecord, LateClients
-from fedtailor.protocol import (
-    Answers,
-    Cohort,
-    Downlink,
-    Exchange,
-    Exchanges,
-    announce,
-)
+from fedtailor.protocol import Answers, Downlink, Exchange, Exchanges
 from fedtailor.remote.server.executor import RemoteExecutor
-from fedtailor.remote.server.late import FirstCome
 from fedtailor.remote.server.update_check import require_finite_server
 from fedtailor.remote.wire.run_log import COORDINATOR_LOG
 from fedtailor.remote.wire.transport import TooFewClients
@@ -45,12 +33,10 @@ class RemoteTraining(Training[RemoteExecutor]):
         patience: seconds for which a round with too few clients is asked again; 0 = it
             ends the training.
         pause: seconds between two attempts.
-        stop: when it is set, waiting ends with `Interrupted`.
     """
 
     patience: float = PATIENCE_S
     pause: float = PAUSE_S
-    stop: threading.Event = threading.Event()
 
     def next_round(self, reporting: NDArray[Any] | None = None) -> Exchanges[None]:
         """Do one round; see `Rounds.next_round`.
@@ -76,7 +62,7 @@ class RemoteTraining(Training[RemoteExecutor]):
                     f" {_duration(end - now)}"
                 )
                 self.executor.repeat_exchanges()
-            if self.stop.wait(self.pause):
+            if self.executor.stop.wait(self.pause):
                 raise Interrupted
 
     def _aggregate_finite(
@@ -85,34 +71,6 @@ class RemoteTraining(Training[RemoteExecutor]):
         server, uplink_state = super()._aggregate_finite(downlink, exchange, answers)
         require_finite_server(server, self.round)
         return server, uplink_state
-
-    # late clients
-    # ----------------------------------------------------------------------------------
-
-    def _answer_order(self, settings: LateClients) -> FirstCome:
-        return FirstCome(settings, self, self._secret)
-
-    @property
-    def record(self) -> AnswerRecord | None:
-        """Whose answers each round took; None if all clients of a round are waited for."""
-        order = None if self.late is None else self.late.order
-        return order.record if isinstance(order, FirstCome) else None
-
-    def ask(self, clients: NDArray[np.int64], began: int) -> None:
-        """Send clients (rows, ascending) the model of a round, to answer when they can."""
-        cohort = replace(
-            self._cohort(self.executor.seen, clients, seen=True), round=began
-        )
-        assert self.late is not None
-        sent = self.late.downlink_of_step(self.algorithm, cohort)
-        downlink = announce(self.uplink, sent, self.uplink_state)
-        self.executor.ask(self._new_exchange("client", cohort, downlink))
-
-    def _end_round(self, cohort: Cohort, downlink: Downlink, answers: Answers) -> None:
-        if cohort.age is not None and self.record is not None:
-            counted = answers.reporting
-            self.record.add(self.round, cohort.rows[counted], cohort.age[counted])
-        super()._end_round(cohort, downlink, answers)
 
     def deliver(self, ledger: Ledger) -> Exchanges[None]:
         """Send all clients their final models; see `Training.deliver`."""

@@ -5,8 +5,7 @@ wait for the others (FedBuff, FedAsync).
 how many steps the server has taken since that client began. It depends on no model, so
 that it is the same for all methods, and a resumed run plays it again. Over machines there
 is no clock: answers are taken as they come (`Exchange.first`), and an `AnswerRecord` says
-whose they were.
-`Replay` takes them in that order again.
+whose they were. `Replay` takes them in that order again.
 """
 
 from collections.abc import Mapping

@@ -3,6 +3,7 @@
 from typing import ClassVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -35,7 +36,10 @@ def by_hand(run, client, x):
     """The logits of a client of `mlp(4)`, by NumPy."""
     held = run.personal(client).predictor
     shared, own = (
-        [np.asarray(leaf) for leaf in jax.tree.leaves(run.model.params(theta))]
+        [
+            np.asarray(leaf)
+            for leaf in jax.tree.leaves(run.model.params(jnp.asarray(theta)))
+        ]
         for theta in held.models
     )
     (w, b, _, _), (own_w, own_b, head_w, head_b) = shared, own

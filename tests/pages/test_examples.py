@@ -22,8 +22,11 @@ TOLERANCE = 0.08
 a test row is a few hundredths of a small client.
 """
 PROCESSES = {"five_processes", "own_service"}
-LONG = PROCESSES | {"shakespeare_transformer"}
-"""Examples that take minutes."""
+LONG = PROCESSES | {
+    *("hospitals", "private_training", "pytorch_cnn", "shakespeare_lstm"),
+    *("shakespeare_transformer", "wearables"),
+}
+"""Examples that take more than twenty seconds."""
 DECISIONS = {
     "hospitals": "Decision: ",
     "wearables": "Use finetune to predict activity for all 24 persons: ",

@@ -201,7 +201,7 @@ def test_test_rows_can_be_kept_back(compared, call, tmp_path):
     assert code == 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_regression_is_predicted_in_its_own_unit(call, tmp_path):
     rows().drop("grade").write_csv(tmp_path / "ill.csv")
     options = [it if it != "grade" else "score" for it in OPTIONS]

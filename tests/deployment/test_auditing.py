@@ -116,7 +116,7 @@ def test_canaries_do_not_refute_a_true_promise(tmp_path):
     assert found.delta == 1e-3
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_canaries_refute_a_false_promise(tmp_path, monkeypatch):
     """Steps that add no noise, with the accounting of those that do."""
     begin = PrivateSteps.__init__

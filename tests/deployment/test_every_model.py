@@ -153,7 +153,7 @@ def test_no_model_and_no_task_is_left_out():
     }
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_every_registered_model_is_opened(tmp_path):
     folders = []
     for name, (text, shape) in MODELS.items():

@@ -17,9 +17,9 @@ SECURE = "secure_aggregation = true"
     ("method", "privacy", "decorrelate"),
     [
         ("fedavg", "", True),
-        ("ditto", "", False),
-        ("ucfl", "", False),
-        ("fedavg", SECURE, False),
+        pytest.param("ditto", "", False, marks=pytest.mark.nightly),
+        pytest.param("ucfl", "", False, marks=pytest.mark.nightly),
+        pytest.param("fedavg", SECURE, False, marks=pytest.mark.nightly),
         ("ucfl", f'{SECURE}\nprobe = "open"', False),
     ],
 )

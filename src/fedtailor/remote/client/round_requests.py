@@ -182,6 +182,7 @@ class RoundHandler:
         answers = self._run(request, algorithm)
         # What is sent as it is, and what is held for a sum.
         sent, hidden = dict[str, np.ndarray](), dict[str, np.ndarray]()
+        is_summed = self._sum_client is not None and task == "client" and request.reply
         if task == "evaluate":
             scores = named(on_host(answers.output), "scores")
             sent = without_small_splits({name: it[0] for name, it in scores.items()})
@@ -189,7 +190,7 @@ class RoundHandler:
             sent = {
                 f"update/{it}": rows.host()[0] for it, rows in answers.update.items()
             }
-            if self._sum_client is not None and task == "client":
+            if is_summed:
                 for name in hidden_kinds(answers.update):
                     hidden[name] = sent.pop(f"update/{name}")
         self._record(request, algorithm, answers, sum(it.size for it in sent.values()))
@@ -203,7 +204,7 @@ class RoundHandler:
             self._newcomer = (request.round, phase), answers.states
         elif task == "personal":
             self._store_personal(on_host(answers.output))
-        if self._sum_client is not None and task == "client" and request.reply:
+        if is_summed:
             asked = asked_of_all(request, algorithm.sent_to_each)
             self._hold(request, hidden, asked=asked)
         return arrays | sent

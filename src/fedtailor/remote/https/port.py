@@ -231,9 +231,8 @@ class _Connection:
                 pass
             finally:
                 await self._flush()  # also the alert that says why TLS ends
-            await asyncio.sleep(
-                0
-            )  # others have their turn, however fast this one sends
+            # Others have their turn, however fast this one sends.
+            await asyncio.sleep(0)
             received = await self._loop.sock_recv(self._socket, PART)
             if not received:
                 raise ConnectionError("the other side has gone")

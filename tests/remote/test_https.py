@@ -5,6 +5,7 @@ federation is not spoken to.
 import asyncio
 import contextlib
 import datetime
+import gc
 import re
 import resource
 import shutil
@@ -374,6 +375,32 @@ def test_silent_strangers_make_place_for_clients(wards):
         with wards.joined():
             assert wards.ask("a", b"ab") == ("a", b"ba")
         assert len(wards.transport.port._strangers) <= STRANGERS
+
+
+def test_a_port_that_ends_closes_what_has_just_come(wards):
+    """What was accepted at the moment of the end, too: Python tells of a socket that
+    nobody closed, and that fails a test."""
+    ended = threading.Event()
+
+    def come():
+        while not ended.is_set():
+            with (
+                contextlib.suppress(OSError),
+                socket.create_connection(("127.0.0.1", wards.port)),
+            ):
+                pass
+
+    strangers = [threading.Thread(target=come) for _ in range(2)]
+    for stranger in strangers:
+        stranger.start()
+    for _ in range(10):
+        wards.close()
+        wards.open()
+        time.sleep(0.02)
+    ended.set()
+    for stranger in strangers:
+        stranger.join()
+    gc.collect()
 
 
 def test_a_client_has_few_connections(wards):

@@ -264,10 +264,13 @@ class Port:
         self._handler = handler
         self._trust = _read_trust(coordinator)
         self.revoked = frozenset[str]()
+        # One a connection, also of those that were told to end and have not yet.
+        self._all: set[asyncio.Task[None]] = set()
         # With their addresses, in the order in which they came.
         self._strangers: dict[asyncio.Task[None], str] = {}
         self._tasks: dict[asyncio.Task[None], tuple[str, bytes]] = {}
         self._failure: BaseException | None = None
+        self._pause: asyncio.TimerHandle | None = None
         self.loop = asyncio.SelectorEventLoop()
         self._main = self.loop.create_task(self._serve())
         self._thread = threading.Thread(target=self._run, name="port", daemon=True)
@@ -309,26 +312,44 @@ class Port:
 
     async def _serve(self) -> None:
         """Accept connections until cancelled."""
-        reloading = self.loop.create_task(self._reload())
+        # Not `sock_accept`: what it has accepted when it is cancelled nobody closes.
+        self.loop.add_reader(self._listener, self._accept)
         try:
-            while True:
-                try:
-                    accepted, address = await self.loop.sock_accept(self._listener)
-                except OSError:  # such as too many open files
-                    await asyncio.sleep(0.1)
-                    continue
-                accepted.setblocking(False)
-                accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                if len(self._strangers) >= STRANGERS:
-                    self._make_place()
-                task = self.loop.create_task(self._meet(accepted))
-                self._strangers[task] = address[0]
-                task.add_done_callback(lambda _, accepted=accepted: accepted.close())
+            await self._reload()
         finally:
-            tasks = [reloading, *self._strangers, *self._tasks]
-            for task in tasks:
+            self.loop.remove_reader(self._listener)
+            if self._pause is not None:
+                self._pause.cancel()
+            for task in self._all:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(*self._all, return_exceptions=True)
+
+    def _accept(self) -> None:
+        """Begin with a connection that has come."""
+        try:
+            accepted, address = self._listener.accept()
+        except BlockingIOError:
+            return  # it has gone again
+        except OSError:  # such as too many open files
+            self.loop.remove_reader(self._listener)
+            listen = self.loop.add_reader, self._listener, self._accept
+            self._pause = self.loop.call_later(0.1, *listen)
+            return
+        accepted.setblocking(False)
+        accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if len(self._strangers) >= STRANGERS:
+            self._make_place()
+        task = self.loop.create_task(self._meet(accepted))
+        self._all.add(task)
+        self._strangers[task] = address[0]
+
+        def ended(task: asyncio.Task[None]) -> None:
+            accepted.close()
+            self._all.discard(task)
+            self._strangers.pop(task, None)
+            self._tasks.pop(task, None)
+
+        task.add_done_callback(ended)
 
     def _make_place(self) -> None:
         """Cancel the oldest stranger of the address that has the most."""
@@ -357,9 +378,6 @@ class Port:
             await self._converse(connection, name)
         except (OSError, TimeoutError):
             pass  # the other side has gone, or is none of ours
-        finally:
-            self._strangers.pop(task, None)
-            self._tasks.pop(task, None)
 
     async def _reload(self) -> None:
         """Look at the certificates now and then; who is gone is disconnected."""

@@ -83,8 +83,8 @@ class Policy:
             models for it learns cells of the rows on which they are measured.
         columns: columns that may be used, with the target; None = those of the job.
         hours: when requests are answered, "HH:MM-HH:MM" by this machine's clock.
-        numbers_per_cell: the most numbers that a run sends for each cell of the training
-            rows, where the coordinator sees them one by one, without noise.
+        numbers_per_cell: the most numbers that all runs of a job send for each cell of
+            the training rows, where the coordinator sees them one by one, without noise.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(
@@ -363,9 +363,9 @@ columns = {columns}
 # When requests are answered, by this machine's clock; "20:00-06:00" is the night.
 hours = {hours}
 
-# The most numbers that a run sends for each cell of your training rows, where the
-# coordinator sees this client's own updates and no noise is added. Rows can follow from
-# updates once they have as many numbers as the rows have cells.
+# The most numbers that all runs of a job send for each cell of your training rows, where
+# the coordinator sees this client's own updates and no noise is added. Rows can follow
+# from updates once they have as many numbers as the rows have cells.
 numbers_per_cell = {numbers_per_cell}
 """
 

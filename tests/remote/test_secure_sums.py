@@ -476,6 +476,48 @@ def test_neighbours_on_a_ring_suffice(monkeypatch):
     assert circle.seen[SHARES][names[0]]["shares"].shape[0] == 5
 
 
+class LeavesOut(SecureSumServer):
+    """Names a client in a sum, with its weight, that it does not ask."""
+
+    def _advertise_keys(self):
+        self._asked = [name for name in self._asked if name != LEFT_OUT]
+        return super()._advertise_keys()
+
+    def _survivors(self, answers):
+        return np.array([name in answers or name == LEFT_OUT for name in self._names])
+
+
+LEFT_OUT = "client 4"
+
+
+def test_a_client_that_is_named_in_a_sum_without_a_part_is_missed(monkeypatch):
+    """Before, of more than 51 clients one could be left out of a second sum of the same
+    vectors without anybody knowing: the difference of both was its vector.
+    """
+    monkeypatch.setattr(sum_client, "MAX_NEIGHBOURS", 4)
+    names = tuple(f"client {number}" for number in range(12))
+    circle, weights = Circle(names), np.full((1, 12), 1 / 12)
+    (first,), _ = circle.run(weights, neighbours=4)
+    circle.begin(1)
+    one = LeavesOut(circle.ask, names, SIZE, SETTINGS, neighbours=4)
+    with suppress(TooFewClients):
+        (second,), _ = one.run(weights)
+        found = 12 * (first - second)
+        assert np.abs(found - circle.vectors[LEFT_OUT]).max() > 1e-3
+    # Its four neighbours miss it.
+    assert sum("clients that have no part in" in line for line in circle.lines) == 4
+
+
+def test_of_many_clients_some_may_be_lost_before_they_are_neighbours(monkeypatch):
+    monkeypatch.setattr(sum_client, "MAX_NEIGHBOURS", 4)
+    names = tuple(f"client {number}" for number in range(12))
+    circle, weights = Circle(names), np.full((1, 12), 1 / 12)
+    circle.lost[LEFT_OUT] = losing(KEYS)
+    sums, _ = circle.run(weights, neighbours=4)
+    step = FixedPoint(64.0).step
+    np.testing.assert_allclose(sums, circle.plain(weights, LEFT_OUT), atol=12 * step)
+
+
 # clients and coordinators that lie
 # ------------------------------------------------------------------------------------
 
@@ -1220,8 +1262,10 @@ INVENTED = ("x", "y", "z")
 def test_clients_that_are_invented_do_not_hide_the_others(
     sums, least, said, unchecked, monkeypatch
 ):
-    """As beyond 51 clients, where some of a sum are not among those with keys."""
-    monkeypatch.setattr(sum_client, "MAX_NEIGHBOURS", 4)
+    """As beyond 51 clients, where some of a sum are not among those with keys, and far
+    away on the ring.
+    """
+    monkeypatch.setattr(sum_client, "neighbours_of", lambda client, names, most: NAMES)
     monkeypatch.setattr(sum_server, "normalized", lambda weights, left: weights)
     circle = Circle()
     for name in NAMES:

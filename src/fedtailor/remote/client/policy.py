@@ -5,6 +5,7 @@ and holds over all jobs and runs. Without a file the defaults apply.
 """
 
 import json
+import os
 import re
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -284,7 +285,8 @@ def read_policy(kit: Path) -> Policy:
         ValueError: the file cannot be read, or an entry is unknown or not valid; with
             file and line.
     """
-    if not (kit / POLICY).exists():
+    # A link that leads nowhere is a policy that cannot be read, and not none.
+    if not os.path.lexists(kit / POLICY):
         return Policy()
     document = read_document(kit / POLICY, alone=True)
     try:

@@ -47,6 +47,7 @@ from fedtailor.remote.wire.secure_sums import (
     SHARES,
     STAGES,
     VECTORS,
+    neighbours_of,
 )
 
 MAX_WEIGHTS = 2**14
@@ -403,11 +404,12 @@ class SecureSumClient:
             f"it adds whole numbers with the same weight of {self._equally} clients, and"
             " with no others",
         )
-        # Clients of whom this one has no key may not exist, and then hide nobody. Only of
-        # more than it adds with there are some.
-        strangers = [name not in session.neighbours for name in columns]
+        # Whoever is named in a sum and has no part in it is missed by its neighbours, and
+        # by nobody else: the sum would be one without that client.
+        around = set(neighbours_of(self._client, columns, MAX_NEIGHBOURS))
+        missing = [name in around.difference(session.neighbours) for name in columns]
         refuse_unless(
-            count > MAX_NEIGHBOURS or not weights[:, strangers].any(),
+            not weights[:, missing].any(),
             Refusal.UNSAFE_SUM,
             "the weights name clients that have no part in this sum",
         )

@@ -268,7 +268,10 @@ class SecureSumServer:
 
     def _share_keys(self, keys: Mapping[str, NamedArrays]) -> Mapping[str, NamedArrays]:
         """Send each client its neighbours' keys, and ask for encrypted shares."""
-        self._neighbours = neighbour_graph(tuple(keys), self._max_neighbours)
+        graph = neighbour_graph(self._names, self._max_neighbours)
+        self._neighbours = {
+            name: tuple(other for other in graph[name] if other in keys) for name in keys
+        }
         self._mask_keys = {
             name: pair["masking"].tobytes() for name, pair in keys.items()
         }

@@ -85,11 +85,13 @@ def pytest_collection_modifyitems(items):
         name = item.callspec.params.get("name") if hasattr(item, "callspec") else None
         return name if name in Algorithm.registry else None
 
-    measured = selection.slow_tests()
+    seconds = selection.measured()
     for item in items:
-        if item.nodeid in measured:
+        if item.nodeid in seconds:
             item.add_marker(pytest.mark.slow)
-    for item in _repeated(items, method):
+        if seconds.get(item.nodeid, 0) > selection.NIGHTLY_S:
+            item.add_marker(pytest.mark.nightly)
+    for item in [*_repeated(items, method), *_further_settings(items)]:
         item.add_marker(pytest.mark.repeated)
         item.add_marker(pytest.mark.nightly)
     for item in items:
@@ -143,6 +145,24 @@ def _repeated(items, method):
             continue
         found += [item for item in left if method(item) not in changed]
     return found
+
+
+def _further_settings(items):
+    """Of each slow test with more than a few settings all but a few of them."""
+    import selection  # not before the settings above
+
+    settings = {}
+    for item in items:
+        if hasattr(item, "callspec") and _runs_in_ci(item):
+            settings.setdefault((item.path, item.originalname), []).append(item)
+    return [
+        item for of_test in settings.values() for item in selection.further(of_test)
+    ]
+
+
+def _runs_in_ci(item):
+    """Whether a slow test is one of those that CI runs."""
+    return item.get_closest_marker("slow") and not item.get_closest_marker("nightly")
 
 
 def _slow(items, pairs):

@@ -11,16 +11,24 @@ import ast
 import subprocess
 import sys
 import zlib
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from fedtailor.protocol import Algorithm
 
+T = TypeVar("T")
+
 ROOT = Path(__file__).parents[1]
 SLOW = Path(__file__).parent / "slow.txt"
-"""Tests that take more than a second of processor time, as `make suite` measured them; one
-a line, and `#` before what is none."""
+"""Tests that `make test` leaves out because of what they take: processor seconds, as
+`benchmarks/suite.py` measured them, and the test; one a line, and `#` before what is
+none."""
+NIGHTLY_S = 10.0
+"""CI leaves a test that takes more seconds to the nightly tests."""
+SETTINGS = 4
+"""CI runs a slow test in so many of its settings."""
 EACH_TEST = 6
 """On so many methods a test of every method runs."""
 EACH_METHOD = 2
@@ -46,10 +54,20 @@ def spread(test: str, names: Iterable[str], count: int = EACH_TEST) -> set[str]:
     return {ordered[place % len(ordered)] for place in places}
 
 
-def slow_tests() -> frozenset[str]:
-    """The tests that `SLOW` names, as pytest names them."""
-    lines = SLOW.read_text().splitlines()
-    return frozenset(line for line in lines if line and not line.startswith("#"))
+def measured() -> dict[str, float]:
+    """The tests that `SLOW` names, as pytest names them, and their seconds."""
+    seconds = {}
+    for line in SLOW.read_text().splitlines():
+        if line and not line.startswith("#"):
+            taken, test = line.split(" ", 1)
+            seconds[test] = float(taken)
+    return seconds
+
+
+def further(cases: Sequence[T], most: int = SETTINGS) -> list[T]:
+    """Of the cases of one test all but `most`, which lie evenly among them."""
+    kept = {place * len(cases) // most for place in range(most)}
+    return [case for place, case in enumerate(cases) if place not in kept]
 
 
 def covering(

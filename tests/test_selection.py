@@ -1,5 +1,6 @@
 """`make test` runs a covering part of the tests of every method."""
 
+import itertools
 import subprocess
 import sys
 from collections import Counter
@@ -43,6 +44,15 @@ def test_slow_pairs_are_left_out_where_others_are_there():
     slow = {(name, "order") for name in NAMES[:20]}
     taken = selection.covering(PAIRS) & slow
     assert len(selection.covering(PAIRS, slow) & slow) < len(taken)
+
+
+def test_of_many_settings_a_few_are_kept_from_all_over():
+    for count in range(20):
+        left = selection.further(range(count))
+        kept = sorted({*range(count)} - {*left})
+        assert len(kept) == min(count, selection.SETTINGS)
+        gaps = {after - before for before, after in itertools.pairwise(kept)}
+        assert not gaps or max(gaps) - min(gaps) <= 1
 
 
 def test_another_test_of_every_method_runs_on_other_methods():

@@ -86,12 +86,18 @@ def pytest_collection_modifyitems(items):
         return name if name in Algorithm.registry else None
 
     seconds = selection.measured()
+    # Of a file whose tests all take longer CI runs the shortest.
+    shortest = {}
+    for item in items:
+        taken = seconds.get(item.nodeid, 0)
+        shortest[item.path] = min(taken, shortest.get(item.path, taken))
+    longest = {path: max(selection.NIGHTLY_S, it) for path, it in shortest.items()}
     for item in items:
         # Each method is under one of the general checks, whatever it takes.
         if item.nodeid not in seconds or _is_general_check(item):
             continue
         item.add_marker(pytest.mark.slow)
-        if seconds[item.nodeid] > selection.NIGHTLY_S:
+        if seconds[item.nodeid] > longest[item.path]:
             item.add_marker(pytest.mark.nightly)
     repeated = _repeated(items, method, seconds)
     for item in [*repeated, *_further_settings(items)]:

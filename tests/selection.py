@@ -26,7 +26,7 @@ SLOW = Path(__file__).parent / "slow.txt"
 """Tests that `make test` leaves out because of what they take: processor seconds, as
 `benchmarks/suite.py` measured them, and the test; one a line, and `#` before what is
 none."""
-NIGHTLY_S = 10.0
+NIGHTLY_S = 6.0
 """CI leaves a test that takes more seconds to the nightly tests."""
 SETTINGS = 4
 """CI runs a slow test in so many of its settings."""

@@ -140,7 +140,9 @@ def test_what_noise_hides_is_not_counted_and_all_runs_of_a_job_are(tmp_path):
     account.record(asked_of(2), numbers=0, most_numbers=10)
     for it in (account, ClientAccount(tmp_path)):  # and after a restart
         assert (it.numbers_of("job"), it.numbers_of("another")) == (10, 0)
-        with pytest.raises(Refused, match=r"^with this answer 11 numbers .* in all runs"):
+        with pytest.raises(
+            Refused, match=r"^with this answer 11 numbers .* in all runs"
+        ):
             it.record(replace(asked_of(2), run="bb"), numbers=1, most_numbers=10)
     another = replace(asked_of(2), experiment="another")
     account.record(another, numbers=10, most_numbers=10)

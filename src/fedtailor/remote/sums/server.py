@@ -270,7 +270,8 @@ class SecureSumServer:
         """Send each client its neighbours' keys, and ask for encrypted shares."""
         graph = neighbour_graph(self._names, self._max_neighbours)
         self._neighbours = {
-            name: tuple(other for other in graph[name] if other in keys) for name in keys
+            name: tuple(other for other in graph[name] if other in keys)
+            for name in keys
         }
         self._mask_keys = {
             name: pair["masking"].tobytes() for name, pair in keys.items()

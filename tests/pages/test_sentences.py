@@ -86,6 +86,7 @@ TESTED = {
             "test_clients_that_are_sent_different_models_give_no_sum",
             "test_clients_that_are_asked_different_questions_give_no_sum",
             "test_clients_that_prepare_their_tables_otherwise_give_no_sum",
+            "test_clients_that_add_different_vectors_give_no_sum",
         ),
         "whose keys a client has count as those that hide it": (
             "test_clients_that_are_invented_do_not_hide_the_others",

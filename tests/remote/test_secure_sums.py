@@ -892,7 +892,8 @@ def test_a_vector_has_one_name(other):
         return Circle.ask(circle, stage)
 
     def add(names, weights):
-        server = SecureSumServer(named, names, SIZE, SETTINGS)
+        vector = ("model", number)
+        server = SecureSumServer(named, names, SIZE, SETTINGS, vector=vector)
         return server.run(np.asarray(weights))
 
     add(NAMES, EVERYBODY)
@@ -1091,7 +1092,8 @@ def test_sums_of_two_vectors_of_a_client_hide_it_together(scope, kinds):
         return Circle.ask(circle, stage)
 
     def add(names, weights):
-        server = SecureSumServer(of_vector, names, SIZE, SETTINGS)
+        key = (vector, None) if isinstance(vector, str) else ("model", vector)
+        server = SecureSumServer(of_vector, names, SIZE, SETTINGS, vector=key)
         with circle.hearing():
             return server.run(np.asarray(weights))[0]
 
@@ -1104,6 +1106,38 @@ def test_sums_of_two_vectors_of_a_client_hide_it_together(scope, kinds):
         " sums, which would not hide its vector (at most 90%)"
         for name in NAMES[:4]
     ]
+
+
+@pytest.mark.parametrize("kinds", [("model", "control"), (0, 1)])
+def test_clients_that_add_different_vectors_give_no_sum(kinds):
+    """Before, a sum of one client's model and the others' controls, and one of its control
+    and their models, together showed its model.
+    """
+    circle, opened = Circle(), []
+    for name, client in circle.clients.items():
+        model = circle.vectors[name]
+        update = {"model": model, "control": -2 * model}
+        if kinds == (0, 1):
+            update = {"model": np.stack([model, -2 * model])}
+        client.hold(0, update)
+    for own, others in (kinds, kinds[::-1]):
+
+        def mixed(stage, own=own, others=others):
+            original = stage.settings_for
+
+            def settings_for(name):
+                vector = own if name == NAMES[0] else others
+                key = "kind" if isinstance(vector, str) else "number"
+                return {**original(name), key: vector}
+
+            object.__setattr__(stage, "settings_for", settings_for)
+            return Circle.ask(circle, stage)
+
+        key = (others, None) if isinstance(others, str) else ("model", others)
+        one = SecureSumServer(mixed, NAMES, SIZE, SETTINGS, vector=key)
+        opened.append(one.run(np.asarray(EVERYBODY))[0][0])
+    found = (opened[0] + 2 * opened[1]) * 5 / -3
+    assert np.abs(found - circle.vectors[NAMES[0]]).max() > 1e-3
 
 
 THREE_SUMS = (

@@ -322,6 +322,7 @@ class _Machines:
             earlier=self._history.released(self._step),
             members=self._history.members(self._step),
             asked=self._asked,
+            vector=(BOOST, None),
         )
         sums, _ = server.run(np.full((1, count), 1 / count))
         self._history.record(

@@ -423,7 +423,9 @@ class SecureSumClient:
         own = weights[:, columns.index(self._client)]
         masked = np.stack([fixed_point.encode(weight * vector) for weight in own])
         masked += expand_mask(session.self_mask_seed, masked.shape)
-        named = mask_session(session.name, session.columns, weights, self._asked)
+        named = mask_session(
+            session.name, session.vector_name, session.columns, weights, self._asked
+        )
         for index, other in enumerate(session.neighbours):
             if not surviving[index] or other == self._client:
                 continue
@@ -568,14 +570,18 @@ class SecureSumClient:
 
 
 def mask_session(
-    session: str, columns: Sequence[str], weights: np.ndarray, asked: str
+    session: str,
+    vector: tuple[str, int | None],
+    columns: Sequence[str],
+    weights: np.ndarray,
+    asked: str,
 ) -> str:
     """The name by which the masks of a sum are derived.
 
-    It holds the weights of all clients, and what they were asked. The masks of two
-    clients that were told different ones do not cancel.
+    It holds which vector is added, the weights of all clients, and what they were asked.
+    The masks of two clients that were told different ones do not cancel.
     """
-    text = json.dumps([session, list(columns), weights.shape, asked])
+    text = json.dumps([session, vector, list(columns), weights.shape, asked])
     content = text.encode() + np.ascontiguousarray(weights, "<f8").tobytes()
     return f"{session} {hashlib.sha256(content).hexdigest()}"
 

@@ -365,9 +365,9 @@ columns = {columns}
 # When requests are answered, by this machine's clock; "20:00-06:00" is the night.
 hours = {hours}
 
-# The most numbers that all runs of a job send for each cell of your training rows, where
-# the coordinator sees this client's own updates and no noise is added. Rows can follow
-# from updates once they have as many numbers as the rows have cells.
+# The most numbers that all runs of a job send for each cell of your training rows,
+# where the coordinator sees this client's own updates and no noise is added. Rows can
+# follow from updates once they have as many numbers as the rows have cells.
 numbers_per_cell = {numbers_per_cell}
 """
 

@@ -22,7 +22,6 @@ def test_frozen_bits_never_change_and_messages_are_small(name):
     model = training.model
     arrays = {path: array.tobytes() for path, array in model.frozen.items()}
     assert [*arrays] == [FROZEN]
-    d = model.size
     sent = []
 
     class Watched:

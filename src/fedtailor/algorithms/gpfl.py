@@ -242,7 +242,7 @@ class GPFL(FedPer):
         own = self._own(local)
         theta = join_parts(own, state, inbox.only("model"))
         modules = self._received(theta, inbox, local)
-        theta, trained = self._train(theta, modules, state, local)
+        theta, trained = self._train_all(theta, modules, state, local)
         new = entry_of_part("own", own.take(theta))
         if self.conditions == "trained":
             new["embeddings"] = trained["embeddings"]
@@ -271,7 +271,7 @@ class GPFL(FedPer):
         shares = (counts / jnp.maximum(counts.sum(), 1)).astype(embeddings.dtype)
         return shares @ embeddings, embeddings.mean(axis=0)
 
-    def _train(
+    def _train_all(
         self,
         theta: Float[Array, " d"],
         modules: Arrays,

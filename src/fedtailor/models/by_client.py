@@ -109,7 +109,7 @@ def by_client(
             client is named.
 
     Raises:
-        ValueError: a value is no network that can be part of a compiled program, or there
+        ValueError: a value is not a network that can be part of a compiled program, or there
             is none.
 
     Example:

@@ -1,4 +1,4 @@
-"""`FrozenArrays`: the arrays of a network that no training changes, which are no part of
+"""`FrozenArrays`: the arrays of a network that no training changes, which are not part of
 theta.
 
 They exist once: on the host in this object, and once on each device of an executor, which

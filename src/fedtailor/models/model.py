@@ -141,7 +141,7 @@ class Model:
 
     @property
     def frozen(self) -> FrozenArrays | None:
-        """The arrays that no training changes, which are no part of theta; None if there
+        """The arrays that no training changes, which are not part of theta; None if there
         are none.
         """
         return self.architecture.frozen

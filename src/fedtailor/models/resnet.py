@@ -138,7 +138,7 @@ def resnet(
 
     Raises:
         ValueError: the depth is no 6 n + 2 and not 18, the normalisation or the stem is
-            unknown or not one of this depth, or (when bound) the inputs are no images of
+            unknown or not one of this depth, or (when bound) the inputs are not images of
             8x8 or more.
 
     Example:

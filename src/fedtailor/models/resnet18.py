@@ -110,7 +110,7 @@ class Linear(eqx.Module):
 
 
 class BasicBlock(StatefulLayer):
-    """relu(branch(x) + shortcut(x)): two 3x3 convolutions beside the identity or, where
+    """relu(branch(x) + shortcut(x)): two 3x3 convolutions next to the identity or, where
     the image is halved, a 1x1 convolution.
     """
 

@@ -73,7 +73,7 @@ def describe(arguments: list[str]) -> int:
     options = parse(Options, arguments, "fedtailor describe")
     require(
         options.table.name.lower().endswith(ENDINGS),
-        f"{options.table} is no table ({', '.join(ENDINGS)})",
+        f"{options.table} is not a table ({', '.join(ENDINGS)})",
     )
     with as_typed():
         description, notes = describe_table(

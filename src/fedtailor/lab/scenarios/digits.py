@@ -263,7 +263,7 @@ SCENARIOS = (
     ),
     _scenario(
         "digits-byzantine",
-        "20 clients with other shares of labels, a fifth of which are Byzantine",
+        "20 clients with different shares of labels; a fifth of them are Byzantine",
         digits_byzantine,
     ),
 )

@@ -264,7 +264,7 @@ class Port:
         self._handler = handler
         self._trust = _read_trust(coordinator)
         self.revoked = frozenset[str]()
-        # One a connection, also of those that were told to end and have not yet.
+        # One for each connection, including those that were asked to end and have not yet.
         self._all: set[asyncio.Task[None]] = set()
         # With their addresses, in the order in which they came.
         self._strangers: dict[asyncio.Task[None], str] = {}
@@ -476,7 +476,7 @@ async def _next_event(http: "h11.Connection", connection: _Connection) -> object
     """The next event of a connection.
 
     Raises:
-        h11.RemoteProtocolError: what has arrived is no HTTP, or the head is too large.
+        h11.RemoteProtocolError: what has arrived is not HTTP, or the head is too large.
     """
     import h11
 

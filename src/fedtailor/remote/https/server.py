@@ -60,7 +60,7 @@ class _Box:
     sent: asyncio.Event = field(default_factory=asyncio.Event)
 
     def end(self) -> None:
-        """End the session, if there is one; who waits in it is told."""
+        """End the session, if there is one, and notify whoever waits in it."""
         if self.session:
             self.former.append(self.session)
             self.sent.set()

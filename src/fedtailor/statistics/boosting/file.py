@@ -1,4 +1,4 @@
-"""The file of boosted trees, which are no vector: arrays over all nodes."""
+"""The file of boosted trees, which are not one vector: arrays over all nodes."""
 
 import json
 from collections.abc import Mapping

@@ -38,7 +38,7 @@ class Options:
     missing: tuple[str, ...] = ()
     """Further words for a missing cell; COLUMN=WORD for a word of one column."""
     fold_case: bool = False
-    """Read text in small letters, with single blanks: BASEL is Basel."""
+    """Read text in lower case, with single spaces: BASEL is Basel."""
     separator: str | None = None
     """What stands between the cells of a line (default: recognised)."""
     decimal: Literal[".", ","] | None = None

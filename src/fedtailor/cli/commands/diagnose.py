@@ -4,6 +4,7 @@ train, before any training.
 
 import json
 import math
+import sys
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -119,6 +120,7 @@ def diagnose(arguments: list[str]) -> int:
         settings=Settings(devices=options.devices),
     )
     if options.json:
+        say_block(description, file=sys.stderr)
         say_block(json.dumps(finite(as_dict(advice)), allow_nan=False))
     else:
         say_block(f"{description}\n\n{as_text(advice)}")

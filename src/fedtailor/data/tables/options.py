@@ -242,7 +242,7 @@ def _composed(value: Any) -> Any:
 
 
 def folded(text: str) -> str:
-    """Text in small letters, with single blanks."""
+    """Text in lower case, with single spaces."""
     return " ".join(text.split()).lower()
 
 

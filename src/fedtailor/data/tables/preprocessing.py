@@ -48,7 +48,7 @@ class Preprocessing:
         missing: the user's words for missing cells.
         decimal: decimal sign of numbers that are stored as text.
         thousands: their thousands mark, if the user has named it.
-        fold_case: whether text is read in small letters, with single blanks.
+        fold_case: whether text is read in lower case, with single spaces.
         decorrelation: a linear map that is applied to the encoded columns; None = no
             map.
         windowing: how rows become windows, which are the model's inputs; None = rows are.

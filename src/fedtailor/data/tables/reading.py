@@ -124,7 +124,7 @@ def clean(
         frame: the frame.
         missing: the user's words for missing cells. Those that are numbers also mark
             missing cells in numeric columns. "COLUMN=WORD" is a word of one column.
-        fold_case: whether text becomes small letters with single blanks.
+        fold_case: whether text becomes lower case with single spaces.
     """
     of_all, of_column = words_by_column(missing, frame.columns)
     # A dict, as an entry may have the name of another column.

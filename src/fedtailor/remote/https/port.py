@@ -7,7 +7,7 @@ away is refused like any other, and no list of revocations is needed. The direct
 read again every few seconds.
 
 What everybody may cost is bounded. Of those who have not finished the handshake the
-oldest makes place for the next, so that honest ones, which take milliseconds, get in; it
+oldest makes room for the next, so that honest ones, which take milliseconds, get in; it
 is one of the address that has the most. A client has few connections, small heads, and
 bodies of the sizes that it was asked for.
 
@@ -41,7 +41,7 @@ STRANGERS = 256
 """Connections that may be in handshake at the same time."""
 
 OF_ONE_CLIENT = 4
-"""Connections of one client; the oldest makes place for the next."""
+"""Connections of one client; the oldest makes room for the next."""
 
 GROUP = "prime256v1"
 """The group in which keys are agreed, P-256. A stranger may not choose the group: one of

@@ -28,7 +28,7 @@ RECEIVE_S = 0.5
 """Seconds for which the coordinator waits for an answer before it looks at who is there."""
 
 WAITING = 4
-"""Messages that wait for a client; the oldest makes place for the next."""
+"""Messages that wait for a client; the oldest makes room for the next."""
 
 FORMER = 16
 """Former sessions of a client that are remembered."""

@@ -239,7 +239,7 @@ def write_new(path: Path, content: bytes, *, secret: bool = False) -> None:
 
 
 def replace_file(path: Path, content: bytes, *, secret: bool = False) -> None:
-    """Write a file atomically, instead of the one that is there, if any.
+    """Write a file atomically, replacing the one that is there, if any.
 
     Args:
         path: path of the file.

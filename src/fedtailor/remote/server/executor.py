@@ -203,7 +203,7 @@ class RemoteExecutor:
         """Serve other clients that joined after training began.
 
         Args:
-            unseen: all of them, instead of those so far.
+            unseen: all of them, replacing those so far.
             rows: numbers of rows [3] that they have agreed to, by name.
         """
         self.unseen = unseen

@@ -35,7 +35,7 @@ def save_progress(
     Args:
         progress: the rounds.
         path: the file; one that is there is replaced.
-        origin: of which boosting they are; values for JSON.
+        origin: the boosting that they are from; values for JSON.
 
     Raises:
         ValueError: it cannot be written.

@@ -269,12 +269,14 @@ def better_warnings(
     """Warns if a method that was not chosen is shown to be better on test rows."""
     if seeds < MIN_SEEDS:
         return []
-    others = [it for it in candidates if it.gain is not None and it.is_method]
-    adjusted = holm(np.array([it.gain.p for it in others if it.gain is not None]))
+    gains = {
+        it.label: it.gain for it in candidates if it.is_method and it.gain is not None
+    }
+    adjusted = holm(np.array([gain.p for gain in gains.values()]))
     better = [
-        it.label
-        for it, p in zip(others, adjusted, strict=True)
-        if it.gain is not None and it.gain.low > 0 and p < ALPHA
+        label
+        for (label, gain), p in zip(gains.items(), adjusted, strict=True)
+        if gain.low > 0 and p < ALPHA
     ]
     if not better:
         return []

@@ -162,7 +162,8 @@ def _is_abandoned(path: Path) -> bool:
     try:
         os.kill(process, 0)  # sends no signal, only checks that the process exists
     except (OSError, OverflowError) as error:
-        # Other errors: the process is another user's, or the number is not a process id.
+        # Other errors: the process is another user's, or the number is not a process
+        # id.
         return isinstance(error, ProcessLookupError)
     return False
 

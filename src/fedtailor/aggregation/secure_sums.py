@@ -1,5 +1,5 @@
-"""Sums of clients' vectors, from which a server learns nothing else: their settings, which sums
-hide each client, and the fixed-point numbers that are added.
+"""Sums of clients' vectors, from which a server learns nothing else: their settings,
+which sums hide each client, and the fixed-point numbers that are added.
 
 Over machines they are computed behind masks (`fedtailor.remote`). A simulation computes the
 same numbers from the vectors themselves (`hidden_update`).

@@ -51,8 +51,8 @@ class FedDPA(FedPer):
     Each weight W of a trained network has two low-rank adapters: a global one, trained
     as in FedAvg, and a local one, which never leaves its client i. For this, a model is
     `lora(network, rank=r, local_rank=q)`. In a round a client trains first the local
-    adapter l_i = (A_i, B_i) together with the received global one g = (A, B), then the global
-    one alone (FedDPA-T):
+    adapter l_i = (A_i, B_i) together with the received global one g = (A, B), then the
+    global one alone (FedDPA-T):
 
         l_i <- SGD(l_i; W + (1 - share) B A + B_i A_i),    g_i <- SGD(g; W + B A),    g <- sum_i q_i g_i
 
@@ -91,8 +91,8 @@ class FedDPA(FedPer):
     part: str = "local"
     """The part of the model that stays on the client: the local adapters."""
     share: ZeroIsStatic = 0.5
-    """The global adapters count 1 - share next to a client's own; in [0, 1) (released code:
-    0.5).
+    """The global adapters count 1 - share next to a client's own; in [0, 1) (released
+    code: 0.5).
     """
     schedule: Literal["rounds", "after"] = "rounds"
     """When clients train local adapters: in the "rounds", before the global one

@@ -33,8 +33,8 @@ def dense_head_of(model: ModelParts, method: str) -> DenseHead:
         method: the name of the method that needs it, for messages.
 
     Raises:
-        ValueError: the head is not a dense layer, or the networks keep the numbers of their
-            heads in different orders.
+        ValueError: the head is not a dense layer, or the networks keep the numbers of
+            their heads in different orders.
     """
     assert isinstance(model, Model)
     require_equal_heads(model, method)

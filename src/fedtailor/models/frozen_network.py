@@ -252,8 +252,8 @@ def check_inner(model: object, name: str) -> None:
     """Refuse what cannot be wrapped.
 
     Raises:
-        ValueError: it is not an architecture, it is bound already, also to a precision, or
-            PyTorch's.
+        ValueError: it is not an architecture, it is bound already, also to a precision,
+            or PyTorch's.
     """
     require(
         not isinstance(model, Model),

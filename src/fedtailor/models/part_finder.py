@@ -220,7 +220,8 @@ class PartFinder:
         layers = list(dict.fromkeys(p.layer for p in self.parameters))
         called = [layer for layer in self.layer_info.order if layer in layers]
         in_order = [layer for layer in layers if layer not in called] + called
-        # A part starts at each layer that is not a normalisation, and ends at the last layer.
+        # A part starts at each layer that is not a normalisation, and ends at the last
+        # layer.
         starts = [
             index
             for index, layer in enumerate(in_order)

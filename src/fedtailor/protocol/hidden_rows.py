@@ -17,7 +17,8 @@ clients with a weight in it have left.
 
 
 class HiddenRows(ClientRows):
-    """One vector of every client of a cohort; the server gets weighted sums of them only.
+    """One vector of every client of a cohort; the server gets weighted sums of them
+    only.
 
     It replaces `ClientRows`, and `mix` accepts it. Reading the vector of a single client
     is refused.

@@ -445,8 +445,8 @@ def _message(text: str) -> str:
 def _path_in(plain: Any, location: Sequence[int | str]) -> tuple[KeyPath, Any]:
     """The key path of a problem's location, and the value there.
 
-    Parts of a location that name an alternative of a union are not keys. A plain value in a
-    list is named together with the list.
+    Parts of a location that name an alternative of a union are not keys. A plain value
+    in a list is named together with the list.
     """
     path: list[str] = []
     value: Any = plain

@@ -1,5 +1,5 @@
-"""Clients' answers, whose weighted sums the executor holds as the server asked for them,
-and not the single arrays.
+"""Clients' answers, whose weighted sums the executor holds as the server asked for
+them, and not the single arrays.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -26,8 +26,8 @@ class Options:
     """The number of shadow models for the likelihood-ratio attack (LiRA); each takes as
     long as the run."""
     canaries: int = 0
-    """Train once with this number of canaries, which give a lower bound of the epsilon of
-    private steps."""
+    """Train once with this number of canaries, which give a lower bound of the epsilon
+    of private steps."""
     seed: int = 0
     """Random seed for shadow trainings and canaries."""
     model: str | None = None

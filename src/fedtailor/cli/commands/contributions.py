@@ -31,8 +31,8 @@ class Options:
     """The method of the comparison (default: the recommended one or, where that is
     training alone, the shared one that the decision speaks of)."""
     shapley: bool = False
-    """Shapley values, too: with at most 8 clients from all coalitions, which takes 2^clients
-    trainings a seed; with more clients from sampled orders."""
+    """Shapley values, too: with at most 8 clients from all coalitions, which takes
+    2^clients trainings a seed; with more clients from sampled orders."""
     permutations: int = 20
     """Orders that are sampled for more than 8 clients."""
     out: Path | None = None

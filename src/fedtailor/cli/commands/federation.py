@@ -85,8 +85,8 @@ class InitOptions:
     target: str | None = None
     """With --data: the column to predict."""
     event: str | None = None
-    """With --data, for survival: the column that says whether the event was seen; --target
-    then names the column of times.
+    """With --data, for survival: the column that says whether the event was seen;
+    --target then names the column of times.
     """
     time: str | None = None
     """With --data, for series: the column of times, which orders the rows of a window."""

@@ -43,8 +43,8 @@ class Options:
     method: str | None = None
     """Refit this method for all clients, instead of what is recommended."""
     use: Literal["per-client", "for-all"] = "per-client"
-    """For each client what the decision says about it, or for all the one method that it
-    recommends.
+    """For each client what the decision says about it, or for all the one method that
+    it recommends.
     """
     table: Path | None = None
     """Where the table is now, if it was moved."""

@@ -62,8 +62,8 @@ class Options:
     cast:bfloat16 (`fedtailor.aggregation.pipelines`), in this order."""
     late: str | None = None
     """Asynchronous training: the number of answers after which the server updates its
-    model, with settings after it (5,weight=hinge,mean_delay=1,slowness=speeds.csv; `LateClients`).
-    --participation then says how many train at the same time."""
+    model, with settings after it (5,weight=hinge,mean_delay=1,slowness=speeds.csv;
+    `LateClients`). --participation then says how many train at the same time."""
     metrics: tuple[str, ...] = ()
     """What to measure in addition to loss and accuracy (roc_auc, balanced_accuracy, ...); the
     first is what the run is judged by."""

@@ -62,8 +62,8 @@ That is about a minute.
 """
 
 _MOST_NEAR = 12
-"""Where more rows than that are possible besides one, their sets are not examined one by
-one: a combination counts as theirs.
+"""Where more rows than that are possible besides one, their sets are not examined one
+by one: a combination counts as theirs.
 """
 
 _DRAWS, _SAMPLE = 48, 100
@@ -290,7 +290,8 @@ def multipliable(
     Args:
         cells: the cells of each column, as they are shown.
         kinds: the kinds of the columns.
-        last: the number of columns at the end that take no part in what is kept of those before.
+        last: the number of columns at the end that take no part in what is kept of
+            those before.
     """
     columns = [_Column.of(it, kind) for it, kind in zip(cells, kinds, strict=True)]
     kept = _kept(columns, list(range(len(columns) - last)))

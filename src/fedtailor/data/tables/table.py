@@ -181,8 +181,8 @@ def from_table(
             or a polars or pandas frame.
         seed: random seed of the splits and of the choice of unseen clients; with
             `folds` it selects the fold of the test rows.
-        all_rows: train on every row, whatever the options say about splits: nothing is left
-            to choose or to judge by.
+        all_rows: train on every row, whatever the options say about splits: nothing is
+            left to choose or to judge by.
         options: the fields of `TableOptions`, such as client="hospital", target="num",
             positive=">0".
 

@@ -76,8 +76,8 @@ class ExchangeRequest:
             rounds [c, 2].
         reporting: [c] whether each client is to answer.
         states: the states of the clients; every leaf is [row_count, ...].
-        sums: what is added up instead of the clients' messages, with the weights [s, c] in
-            the order of the cohort; None = nothing.
+        sums: what is added up instead of the clients' messages, with the weights [s, c]
+            in the order of the cohort; None = nothing.
     """
 
     federation: int

@@ -124,9 +124,9 @@ def run(
         participation: which clients report in a round: a `Participation`, a share of the
             seen clients (up to 1) or a number of them (from 2; `Participation(count=1)` is
             a single one).
-        until_converged: end as soon as the mean validation loss over clients has converged
-            (the rule is `fedtailor.statistics.decision.movement`), after `rounds` rounds at the
-            latest.
+        until_converged: end as soon as the mean validation loss over clients has
+            converged (the rule is `fedtailor.statistics.decision.movement`), after
+            `rounds` rounds at the latest.
         evaluate_every: evaluate all personal models after every n-th round (and after
             the last).
         uplink: transforms of what clients send, in this order (`fedtailor.aggregation.pipelines`).

@@ -57,8 +57,8 @@ class Callback:
 
 
 class UntilConverged(Callback):
-    """Stops when the mean validation loss over clients has converged, or rises while the
-    measure that the run is judged by does not improve either, which is overfitting
+    """Stops when the mean validation loss over clients has converged, or rises while
+    the measure that the run is judged by does not improve either, which is overfitting
     (`fedtailor.statistics.decision.movement` states the rule for both).
 
     A run without validation data is not stopped.

@@ -82,7 +82,8 @@ def stored_score(path: Path, metric: Metric, rounds: int) -> float | None:
         & ~pl.col("unseen")
     )
     if has_ended(path):
-        # It had converged in an earlier round, and would not have changed until this one.
+        # It had converged in an earlier round, and would not have changed until this
+        # one.
         rounds = min(rounds, values["round"].max() or 0)  # type: ignore[type-var]
     mean = values.filter(pl.col("round") == rounds)["value"].mean()
     if not isinstance(mean, float):

@@ -264,7 +264,8 @@ class Port:
         self._handler = handler
         self._trust = _read_trust(coordinator)
         self.revoked = frozenset[str]()
-        # One for each connection, including those that were asked to end and have not yet.
+        # One for each connection, including those that were asked to end and have not
+        # yet.
         self._all: set[asyncio.Task[None]] = set()
         # With their addresses, in the order in which they came.
         self._strangers: dict[asyncio.Task[None], str] = {}

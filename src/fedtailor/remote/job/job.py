@@ -191,8 +191,8 @@ class Schema:
 
     @property
     def outcomes(self) -> tuple[str, ...] | None:
-        """What counts say about a row's target: its class, or for survival the interval in
-        which it had the event or was last seen. None for a regression.
+        """What counts say about a row's target: its class, or for survival the interval
+        in which it had the event or was last seen. None for a regression.
         """
         if self.task == "survival":
             return outcome_names(self.intervals)

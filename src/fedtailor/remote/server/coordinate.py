@@ -40,8 +40,8 @@ from fedtailor.remote.wire.transport import PendingExchange, Transport
 FindArrivals = Callable[
     [Collection[str], PendingExchange], Mapping[str, NDArray[np.int64]]
 ]
-"""Maps the names of known clients, and the open requests to them, to the row counts [3] of
-newcomers, by name.
+"""Maps the names of known clients, and the open requests to them, to the row counts [3]
+of newcomers, by name.
 """
 
 

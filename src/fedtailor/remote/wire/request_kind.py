@@ -2,7 +2,8 @@
 
 This is the one place that decides it. The client's policy, its account and the handlers
 of tasks go by `kind_of`, so that no part of a request means one thing to one of them and
-something else to another. What does not belong to a task is refused, even if it is null.
+something else to another. What does not belong to a task is refused, even if it is
+null.
 """
 
 from collections.abc import Mapping

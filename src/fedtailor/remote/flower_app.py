@@ -64,7 +64,6 @@ from flwr.clientapp import ClientApp  # noqa: E402
 from flwr.serverapp import Grid, ServerApp  # noqa: E402
 
 client, server = ClientApp(), ServerApp()
-Lines(say).listen(FEDERATION)
 
 MESSAGE_TYPE = "query"
 """Flower's message type; the task of a request is part of the body."""
@@ -103,11 +102,12 @@ def answer(message: Message, context: Context) -> Message:
     settings, values = context.node_config, unwrap(message)
     if _CHALLENGE in values:
         return Message(_proof(settings, values), reply_to=message)
-    body = answer_message(
-        _bytes(values, _BODY),
-        lambda request: _responder(settings).answer(request),
-        record=lambda *answer: _open_audit(_setting(settings, "kit"))(*answer),
-    )
+    with Lines(say).of(FEDERATION):
+        body = answer_message(
+            _bytes(values, _BODY),
+            lambda request: _responder(settings).answer(request),
+            record=lambda *answer: _open_audit(_setting(settings, "kit"))(*answer),
+        )
     return Message(wrap(body=body), reply_to=message)
 
 
@@ -236,6 +236,11 @@ def serve(grid: Grid, context: Context) -> None:
     The app's configuration names its directory (`federation`).
     """
     save_memory()
+    with Lines(say).of(FEDERATION):
+        _coordinate(grid, context)
+
+
+def _coordinate(grid: Grid, context: Context) -> None:
     settings: dict[str, Any] = dict(context.run_config)
     require(
         "federation" in settings,

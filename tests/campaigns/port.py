@@ -121,7 +121,7 @@ class OpenPort:
         assert grown < MORE_MEMORY, f"{drawn}: {grown / 1e6:.0f} MB more"
 
     def _bytes(self, rng: np.random.Generator) -> str:
-        """Bytes that are no TLS, or no HTTP in it."""
+        """Bytes that are not TLS, or no HTTP in it."""
         who = self._drawn(rng)
         tls = bool(rng.random() < 0.5)
         with suppress(OSError), self._connect(who if tls else None) as connection:

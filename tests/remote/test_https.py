@@ -113,11 +113,17 @@ class Wards:
             assert not thread.is_alive()
 
     def ask(self, client, body, seconds=20.0):
-        """Send a message to a client that comes, and wait for an answer."""
-        until(lambda: client in self.transport.online())
-        self.transport.send(client, body)
-        answers = self.answers(1, seconds)
-        return answers[0] if answers else None
+        """Send a message to a client that comes, and wait for an answer; as coordinators
+        do, once more if another process of that client has come."""
+        asked, end = None, time.monotonic() + seconds
+        while time.monotonic() < end:
+            session = self.transport.online().get(client)
+            if session not in (None, asked):
+                self.transport.send(client, body)
+                asked = session
+            for answer in self.transport.receive():
+                return answer
+        return None
 
     def answers(self, count, seconds=20.0):
         answers, end = [], time.monotonic() + seconds

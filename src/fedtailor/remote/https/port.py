@@ -7,7 +7,7 @@ away is refused like any other, and no list of revocations is needed. The direct
 read again every few seconds.
 
 What everybody may cost is bounded. Of those who have not finished the handshake the
-oldest makes place for the next, so that honest ones, which take milliseconds, get in; it
+oldest makes room for the next, so that honest ones, which take milliseconds, get in; it
 is one of the address that has the most. A client has few connections, small heads, and
 bodies of the sizes that it was asked for.
 
@@ -43,7 +43,7 @@ process may have open at most a quarter.
 """
 
 OF_ONE_CLIENT = 4
-"""Connections of one client; the oldest makes place for the next."""
+"""Connections of one client; the oldest makes room for the next."""
 
 GROUP = "prime256v1"
 """The group in which keys are agreed, P-256. A stranger may not choose the group: one of
@@ -268,7 +268,8 @@ class Port:
         self._handler, self._most_strangers = handler, strangers
         self._trust = _read_trust(coordinator)
         self.revoked = frozenset[str]()
-        # One a connection, also of those that were told to end and have not yet.
+        # One for each connection, including those that were asked to end and have not
+        # yet.
         self._all: set[asyncio.Task[None]] = set()
         # With their addresses, in the order in which they came.
         self._strangers: dict[asyncio.Task[None], str] = {}
@@ -504,7 +505,7 @@ async def _next_event(http: "h11.Connection", connection: _Connection) -> object
     """The next event of a connection.
 
     Raises:
-        h11.RemoteProtocolError: what has arrived is no HTTP, or the head is too large.
+        h11.RemoteProtocolError: what has arrived is not HTTP, or the head is too large.
     """
     import h11
 

@@ -29,13 +29,8 @@ from fedtailor.remote.job.statistics import Statistics
 from fedtailor.remote.keys.keys import is_signed_by, signature
 from fedtailor.remote.keys.kit import COORDINATOR, JOB, read_certificates, read_kit
 from fedtailor.remote.server.coordinate import coordinate
-from fedtailor.remote.service import (
-    RUN_DIRECTORY,
-    WAIT_S,
-    Connection,
-    agree_on_preprocessing,
-    wait_for_clients,
-)
+from fedtailor.remote.service import RUN_DIRECTORY, WAIT_S, Connection
+from fedtailor.remote.serving import agreed_statistics, ready_clients
 from fedtailor.remote.wire.fingerprints import Origins
 from fedtailor.remote.wire.run_log import FEDERATION, Lines
 from fedtailor.remote.wire.transport import Responder, answer_message
@@ -259,14 +254,16 @@ def _coordinate(grid: Grid, context: Context) -> None:
     check_wait("wait", wait)
     certificates = read_certificates(directory / COORDINATOR)
     transport = FlowerTransport(grid, certificates)
-    rows = wait_for_clients(Connection(job, tuple(certificates), transport), wait=wait)
+    connection = Connection(job, tuple(certificates), transport)
+    rows = ready_clients(connection, wait=wait)
     run = directory / RUN_DIRECTORY
     # A run that is resumed continues with the same preprocessing.
     resume = (run / MANIFEST).exists()
-    known = Statistics.load(directory / COORDINATOR, job.schema) if resume else None
-    statistics = agree_on_preprocessing(job, transport, rows, wait, known)
-    if statistics is not None:
-        statistics.save(directory / COORDINATOR)
+    coordinator = directory / COORDINATOR
+    known = Statistics.load(coordinator, job.schema) if resume else None
+    statistics = agreed_statistics(
+        connection, rows, coordinator, wait=wait, known=known
+    )
     coordinate(
         job,
         transport,

@@ -264,7 +264,7 @@ class SumHistory:
                     )
             except (
                 *(OSError, ValueError, KeyError),
-                *(TypeError, AttributeError, RecursionError),
+                *(TypeError, AttributeError, RecursionError, OverflowError),
             ) as error:
                 raise ValueError(
                     f"cannot read {path}: {error}; it says which sums this client has a"

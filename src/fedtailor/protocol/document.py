@@ -51,7 +51,7 @@ def read_document(path: Path, *, quick: bool = False, alone: bool = False) -> Do
         path: the file. Its setting `base` is the path of another file, relative to it.
         quick: also merge the table [quick].
         alone: whether a base is refused: a file of others would choose which of this
-            machine's files are read.
+            machine's files are read. The table [quick] then is one like others.
 
     Raises:
         ValueError: a file cannot be read, is not TOML, has a base that it may not have, is
@@ -86,7 +86,7 @@ def read_document(path: Path, *, quick: bool = False, alone: bool = False) -> Do
     ]
     sizes = []
     for name, text, layer in reversed(layers):
-        size = layer.pop(QUICK, None)
+        size = None if alone else layer.pop(QUICK, None)
         if size is not None:
             require(
                 isinstance(size, dict), f"{name}: {QUICK} must be a table, [{QUICK}]"

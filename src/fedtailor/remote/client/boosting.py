@@ -143,7 +143,9 @@ class BoostingClient:
         )
         assert isinstance(clients, int)
         self.clients = clients
-        self.asked = common_digest(request.algorithm[BOOST], request.arrays, self.asked)
+        # With what it says of the method: the pooled sums by which a table became inputs
+        # are in it, and of clients that were sent other ones the answer may be known.
+        self.asked = common_digest(request.algorithm, request.arrays, self.asked)
         answers = []
         # From here on the rows move: a step that fails is not taken for a second time.
         self._step, self._digest, self._vector = request.round, digest, None

@@ -268,7 +268,8 @@ class _Machines:
             expected_size(it, self._inputs, self._classes, self._width) for it in asked
         ]
         step = {**plain, CLIENTS: len(self._names)}
-        self._asked = common_digest(step, arrays, self._asked)
+        asked_of_all = {**self._description, BOOST: step}
+        self._asked = common_digest(asked_of_all, arrays, self._asked)
         found = self._until_all_answer(partial(self._sum, step, arrays, shapes))
         self._step += 1
         if len(found) > 1:
@@ -321,6 +322,7 @@ class _Machines:
             earlier=self._history.released(self._step),
             members=self._history.members(self._step),
             asked=self._asked,
+            vector=(BOOST, None),
         )
         sums, _ = server.run(np.full((1, count), 1 / count))
         self._history.record(

@@ -88,6 +88,7 @@ class HiddenUpdates:
                 earlier=self._history.released(self._round),
                 members=self._history.members(self._round),
                 asked=self._asked,
+                vector=(kind, index),
             )
             sums = server.run(weights[:, self._reporting])
             self._history.record(self._round, vector, server.released, server.remaining)

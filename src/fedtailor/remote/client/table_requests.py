@@ -296,14 +296,16 @@ class JobHandler:
         exposure = exposure_of(plan, self._job.schema, rows_trained)
         self._log.info(f"{self._name}: {exposure}")
         exposure.check(self._numbers_per_cell)
-        most = self._numbers_per_cell * exposure.cells
-        if not (exposure.is_summed or exposure.has_noise) or has_probe(self._job):
+        most, asks = self._numbers_per_cell * exposure.cells, has_probe(self._job)
+        if asks or not (exposure.is_summed or exposure.has_noise):
             account = self._account or ClientAccount(self._store.client_directory)
-            sent = account.numbers_of(self._job.identity)
+            probes = (
+                ", with probes, whose size is the coordinator's choice" if asks else ""
+            )
             self._log.info(
-                f"{self._name}: with answers to a probe, whose size is the coordinator's"
-                f" choice, and with losses, {most:,.0f} numbers at most leave openly in all"
-                f" runs of this job; {sent:,} have left so far"
+                f"{self._name}: at most {most:,.0f} numbers leave openly in all runs of"
+                f" this job{probes}; {account.numbers_of(self._job.identity):,} have left"
+                " so far"
             )
         self._rounds = RoundHandler(
             plan,

@@ -555,7 +555,7 @@ def test_clients_that_prepare_their_tables_otherwise_give_no_sum(tmp_path, stops
     tap = TellingOthers({it: clients.client(it) for it in SEEN}, clients.job.schema)
     statistics = agree_on_preprocessing(clients.job, tap, SEEN, 600)
     # What should be the number of rows is one that masks are on, also below 0.
-    with pytest.raises((TooFewClients, ValueError), match="this is enough|no rows"):
+    with pytest.raises((TooFewClients, ValueError), match=r"this is enough|no rows"):
         boost_clients(
             clients.job,
             tap,

@@ -143,8 +143,8 @@ class BoostingClient:
         )
         assert isinstance(clients, int)
         self.clients = clients
-        # With what it says of the method: the pooled sums by which a table became inputs
-        # are in it, and of clients that were sent other ones the answer may be known.
+        # The method says which pooled sums prepared the tables: of clients that were sent
+        # other ones the answer may be known.
         self.asked = common_digest(request.algorithm, request.arrays, self.asked)
         answers = []
         # From here on the rows move: a step that fails is not taken for a second time.

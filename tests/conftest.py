@@ -7,6 +7,7 @@ import os
 import signal
 from pathlib import Path
 
+import hypothesis
 import jaxtyping
 import pytest
 
@@ -46,6 +47,13 @@ if "AS_SHIPPED" not in os.environ:
 # tests send it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+# How long an example takes says nothing where others use the processor, too.
+hypothesis.settings.register_profile(
+    "tests",
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.load_profile("tests")
 # Making the checks takes each test process two thirds of what its imports take: CI does it.
 if "SHAPES" in os.environ:
     jaxtyping.install_import_hook(CHECKED, "shapes.check")

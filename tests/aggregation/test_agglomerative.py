@@ -20,7 +20,7 @@ def test_opposed_groups_are_split(linkage):
 
 
 @given(seeds, st.integers(2, 7))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_single_linkage_minimises_the_largest_similarity_across(seed, count):
     directions = np.random.default_rng(seed).normal(size=(count, 3))
     directions /= np.linalg.norm(directions, axis=1, keepdims=True)

@@ -29,7 +29,7 @@ def grouped(seed, sizes=(3, 4, 5), noise=0.01, columns=12):
 
 
 @given(seeds)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_k_means_finds_clear_groups_and_numbers_them_by_first_member(seed):
     rows, groups = grouped(seed, noise=1e-3)
     labels, centroids = k_means(rows, 3)
@@ -40,7 +40,7 @@ def test_k_means_finds_clear_groups_and_numbers_them_by_first_member(seed):
 
 
 @given(seeds, st.integers(1, 12))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_centroids_of_stochastic_rows_are_stochastic(seed, k):
     rows, _ = grouped(seed, noise=1.0)
     labels, centroids = k_means(rows, k)
@@ -146,7 +146,7 @@ def test_silhouette():
 
 
 @given(seeds, st.floats(1e-3, 1e3))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_silhouette_does_not_depend_on_scale(seed, scale):
     rows, labels = grouped(seed, noise=0.5)
     assert silhouette(scale * rows, labels) == pytest.approx(
@@ -155,7 +155,7 @@ def test_silhouette_does_not_depend_on_scale(seed, scale):
 
 
 @given(seeds, st.integers(2, 15))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_silhouette_is_scikit_learns(seed, k):
     rng = np.random.default_rng(seed)
     rows, labels = (
@@ -168,7 +168,7 @@ def test_silhouette_is_scikit_learns(seed, k):
 
 
 @given(seeds)
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5)
 def test_scores_of_all_numbers_are_the_silhouettes_of_their_clusters(seed):
     rng = np.random.default_rng(seed)
     rows = rng.normal(size=(12, 4))[rng.integers(12, size=30)]  # many of them equal
@@ -178,7 +178,7 @@ def test_scores_of_all_numbers_are_the_silhouettes_of_their_clusters(seed):
 
 
 @given(st.integers(0, 1000), st.integers(2, 4))
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 def test_as_many_streams_as_clear_groups(seed, count):
     rows = np.eye(count).repeat(4, axis=0) + 0.01 * np.random.default_rng(seed).uniform(
         size=(4 * count, count)
@@ -243,7 +243,7 @@ def test_large_populations_try_large_numbers_sparsely():
 
 
 @given(seeds, st.integers(1, 5), st.integers(0, 2))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_matching_has_minimum_cost(seed, new, more):
     cost = np.random.default_rng(seed).uniform(size=(new, new + more))
     chosen = match(cost)

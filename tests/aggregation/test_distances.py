@@ -14,7 +14,7 @@ def directly(x, y):
 
 
 @given(seeds, st.integers(1, 6), st.integers(1, 9))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_squared_distances(seed, count, size):
     rng = np.random.default_rng(seed)
     x, y = rng.normal(size=(count, size)), rng.normal(size=(3, size))

@@ -44,7 +44,7 @@ def grouped(rng, count):
 
 
 @given(seeds, st.integers(3, 30))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_every_number_of_clusters_is_found_and_none_is_empty(seed, count):
     rng = np.random.default_rng(seed)
     points, weights = (
@@ -78,7 +78,7 @@ def test_clusters_between_two_numbers_are_placed_at_once(numbers):
 
 
 @given(seeds)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_points_lie_with_the_nearest_mean_and_no_single_move_is_worth_it(seed):
     rng = np.random.default_rng(seed)
     points, weights = rng.normal(size=(15, 2)), rng.integers(1, 4, 15).astype(float)
@@ -99,7 +99,7 @@ def test_points_lie_with_the_nearest_mean_and_no_single_move_is_worth_it(seed):
 
 
 @given(seeds)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_few_points_are_clustered_at_the_least_cost_there_is(seed):
     """Or nearly: five seeds are tried for each cluster, each cluster starting from the
     clusters before.
@@ -138,7 +138,7 @@ def test_weights_count_as_copies():
     points = np.random.default_rng(1).normal(size=(12, 2))
     copies = np.random.default_rng(2).integers(1, 5, 12)
     each = points.repeat(copies, axis=0)
-    # copies at distance 0 are no points of their own: a little apart, they are those of
+    # copies at distance 0 are not points of their own: a little apart, they are those of
     # one weighted point
     apart = each + 1e-7 * np.random.default_rng(3).normal(size=each.shape)
     weighted = labels_of(points, copies.astype(float), range(2, 8))
@@ -151,7 +151,7 @@ def test_weights_count_as_copies():
 
 
 @given(seeds)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_sums_over_clusters_follow_the_labels(seed):
     rng = np.random.default_rng(seed)
     matrix, weights = rng.uniform(size=(15, 15)), rng.uniform(size=15)

@@ -54,7 +54,7 @@ def test_by_hand():
 
 @kernels
 @given(seeds, st.integers(1, 8), st.sampled_from([1e-3, 1.0, 1e4]))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_rows_are_distributions_whose_largest_kernel_value_is_ones_own(
     kernel, seed, clients, spread
 ):
@@ -68,7 +68,7 @@ def test_rows_are_distributions_whose_largest_kernel_value_is_ones_own(
 
 @kernels
 @given(seeds, st.sampled_from([1e-6, 0.3, 1e5]))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_scaling_the_loss_changes_nothing(kernel, seed, c):
     probe = problem(seed)
     scaled = Probe(c * probe.gradients, c**2 * probe.sigma2, probe.sizes)
@@ -81,7 +81,7 @@ def test_scaling_the_loss_changes_nothing(kernel, seed, c):
 
 @kernels
 @given(seeds)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_relabelling_clients_relabels_weights(kernel, seed):
     probe = problem(seed)
     order = np.random.default_rng(seed).permutation(len(probe.sizes))
@@ -93,7 +93,7 @@ def test_relabelling_clients_relabels_weights(kernel, seed):
 
 @kernels
 @given(seeds, st.integers(0, 5))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_splitting_a_client_in_two_halves_splits_its_weight(kernel, seed, split):
     probe = problem(seed)
     order = [*range(6), split]
@@ -113,7 +113,7 @@ def test_splitting_a_client_in_two_halves_splits_its_weight(kernel, seed, split)
 
 
 @given(seeds, st.integers(1, 8), st.sampled_from([1e-3, 1.0, 3.0, 1e4]))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_rows_of_the_bound_satisfy_the_conditions_of_its_minimum(seed, clients, spread):
     """Of sqrt(sum w_j^2 v_j) + sum w_j b_ij on the simplex; b_ij^2 = |g_i - g_j|^2 -
     v_i - v_j, or 0.

@@ -10,7 +10,7 @@ vectors = arrays(np.float64, st.integers(1, 8), elements=st.floats(-100, 100))
 
 
 @given(vectors)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_the_optimality_conditions(v):
     x = project_onto_simplex(v)
     support = x > 0
@@ -26,7 +26,7 @@ def test_the_optimality_conditions(v):
 
 
 @given(vectors, st.floats(-50, 50))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_a_common_shift_changes_nothing_and_points_of_the_simplex_stay(v, shift):
     x = project_onto_simplex(v)
     np.testing.assert_allclose(project_onto_simplex(v + shift), x, rtol=0, atol=1e-10)

@@ -26,7 +26,7 @@ def collect(values, like, per_coordinate=True):
 
 
 @given(seeds, st.integers(2, 6))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_welford_is_the_two_pass_variance(seed, count):
     values = 1e4 + np.random.default_rng(seed).normal(size=(count, 3))
     with jax.enable_x64(True):

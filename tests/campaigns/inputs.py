@@ -444,7 +444,6 @@ class Inputs:
 
         quiet = settings(
             max_examples=examples,
-            deadline=None,
             database=None,
             suppress_health_check=list(HealthCheck),
             print_blob=False,

@@ -83,7 +83,7 @@ def tables(draw):
     return Statistics(columns=columns, target=target)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(tables(), min_size=1, max_size=8))
 def test_what_tables_give_together_is_accepted_by_each_of_them(parts):
     pooled = reduce(add, parts)
@@ -106,7 +106,7 @@ def of_number(pooled, own):
 finite = st.floats(-1e6, 1e6).map(lambda value: round(value, 3))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(finite, min_size=2, max_size=20),
     finite,
@@ -222,7 +222,7 @@ def test_invented_counts_are_refused(column, own, possible, invented):
             check(possible.model_copy(update=change))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.integers(2, 6),
     st.lists(st.tuples(st.integers(8, 30), st.floats(0, 4)), min_size=1, max_size=5),

@@ -189,7 +189,7 @@ def test_lost_answers_are_asked_for_again(tmp_path, lines):
     object.__setattr__(clients.job, "deadline", 0.5)
     model = clients.boost(tap)
     assert len(set(lost)) > 1, lost
-    assert any("it is asked again" in line for line in lines)
+    assert any("it is retried" in line for line in lines)
     same_trees(model, clients.simulated[1].shared)
 
 
@@ -209,7 +209,7 @@ def test_a_boosting_that_ended_early_goes_on_to_the_same_bits(tmp_path):
     assert grown == [0, 1, 2, 3]
     assert not (clients.directory / "boosted").exists()
     object.__setattr__(clients.job, "deadline", deadline)
-    with pytest.raises(ValueError, match="--resume goes on with it, or delete it"):
+    with pytest.raises(ValueError, match="--resume continues it, or delete it"):
         clients.boost()
     clients.responders["b"] = clients.client("b")
     more = []

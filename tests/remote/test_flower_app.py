@@ -10,6 +10,7 @@ import sys
 import time
 from datetime import datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from fedtailor.remote import flower_app
 from fedtailor.remote.client.audit import read_audit
 from fedtailor.remote.client.client import account_of
 from fedtailor.remote.client.policy import POLICY
-from fedtailor.remote.demo import free_port, stop
+from fedtailor.remote.demo import free_port, stop, stored_models
 from fedtailor.remote.job.plan import plan_of
 from fedtailor.remote.keys.kit import (
     COORDINATOR,
@@ -36,8 +37,13 @@ from remote.jobs import JOB, Clients
 
 
 @pytest.fixture(autouse=True)
-def no_compiler_settings(monkeypatch):
-    """The settings of an app's process do not reach the processes of later tests."""
+def as_in_an_app(monkeypatch):
+    """Flower's processes say who sends; the settings of an app's process do not reach the
+    processes of later tests.
+    """
+    from flwr.supercore.task_identity import TaskIdentity
+
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 2, 3
     monkeypatch.setattr(flower_app, "save_memory", lambda: None)
 
 
@@ -47,10 +53,7 @@ STATISTICS = 'test = 0.25\npreprocessing = "federated"\n'
 
 def values_of(values, settings):
     from flwr.app import Context, Message, RecordDict
-    from flwr.supercore.task_identity import TaskIdentity
 
-    # Who sends: Flower's processes set it.
-    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 2, 3
     message = Message(flower_app.wrap(**values), 3, flower_app.MESSAGE_TYPE)
     reply = flower_app.client(message, Context(2, 3, settings, RecordDict(), {}))
     assert not reply.has_error()
@@ -61,7 +64,7 @@ class Node:
     """A SuperNode with the kit of one client, which starts a process a message."""
 
     def __init__(self, directory, policy, job=JOB, rounds=4):
-        clients = Clients(directory)
+        self.clients = clients = Clients(directory)
         clients.path.write_text(job.format(rounds=rounds, **clients.settings))
         federation = directory / "federation"
         make_federation(federation, ("a", "b", "c"), job=clients.path)
@@ -195,8 +198,6 @@ class Reply:
     """What a transport reads of a message of Flower."""
 
     def __init__(self, values, number, fails):
-        from types import SimpleNamespace
-
         self.content = flower_app.wrap(**values)
         self.metadata = SimpleNamespace(reply_to_message_id=number)
         self._fails = fails
@@ -236,6 +237,26 @@ def test_a_node_is_a_client_if_it_has_its_key(tmp_path, capsys):
     assert transport.online() == {}
     grid.nodes[7], grid.fails = node.values, set()
     assert transport.online() == {"a": "7 2"}
+
+
+@pytest.mark.slow
+def test_over_a_grid_of_nodes_a_job_gives_the_models_of_the_simulation(tmp_path):
+    node = Node(tmp_path / "wards", OPEN, rounds=2)
+    federation = node.directory.parent.parent
+    kits, nodes = federation / "kits", {}
+    for number, name in enumerate(("a", "b", "c")):
+        shutil.copy(federation / "job.toml", kits / name)
+        (kits / name / POLICY).write_text(OPEN)
+        own = {
+            "kit": str(kits / name),
+            "data": str(node.clients.directory / f"{name}.csv"),
+        }
+        nodes[number] = lambda values, own=own: values_of(values, own)
+    settings = {"federation": str(federation), "wait": 60.0}
+    flower_app.serve(Grid(nodes), SimpleNamespace(run_config=settings))
+    simulated = node.clients.simulated(("a", "b", "c"), 2)
+    for name, theta in stored_models(federation, ["a", "b", "c"]).items():
+        np.testing.assert_array_equal(theta, simulated.personal(name).theta)
 
 
 APP = """

@@ -232,7 +232,7 @@ def test_sums_over_fewer_clients_than_the_policy_says_are_refused(stage):
             "policy.toml, line 1: there is no entry 'privacy'",
         ),
         ("[quick]\nruns = 9", "policy.toml, line 1: there is no entry 'quick'"),
-        ("rounds =", "policy.toml is no TOML file"),
+        ("rounds =", "policy.toml is not a TOML file"),
     ],
 )
 def test_wrong_entries_end_in_one_line(tmp_path, text, said):

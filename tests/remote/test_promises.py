@@ -91,9 +91,7 @@ def allowed(policy, job):
     )
 
 
-@settings(
-    deadline=None, suppress_health_check=list(HealthCheck)
-)  # reading a job takes a while
+@settings(suppress_health_check=list(HealthCheck))  # reading a job takes a while
 @given(policy=POLICIES, job=JOBS)
 def test_a_policy_allows_a_job_if_all_that_it_asks_for_may_leave(policy, job):
     assume(job is not None)
@@ -136,7 +134,6 @@ def asked(task, round, clients, boosts):
     return Request("job", round, 0, task, "a", algorithm=algorithm, arrays=arrays)
 
 
-@settings(deadline=None)
 @given(
     policy=POLICIES,
     task=st.sampled_from([*TABLE_TASKS, *TASKS]),

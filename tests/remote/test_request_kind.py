@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtailor.remote.client.policy import Policy
@@ -82,7 +82,6 @@ def fits(task, key):
     return key in (*METHOD_KEYS, *more.get(task, ("mode",)))
 
 
-@settings(deadline=None)
 @given(asked=st.sampled_from(HONEST), key=st.sampled_from(ALL_KEYS), value=VALUES)
 def test_a_key_too_many_or_null_is_refused(asked, key, value):
     changed = replace(asked, algorithm={**asked.algorithm, key: value})
@@ -102,7 +101,6 @@ def test_a_key_too_many_or_null_is_refused(asked, key, value):
             Policy(federated_statistics=True).check_request(changed)
 
 
-@settings(deadline=None)
 @given(
     asked=st.sampled_from([it for it in HONEST if SUM in it.algorithm]),
     key=st.sampled_from(["name", "kind", "number", "among", "columns", "x"]),

@@ -293,7 +293,7 @@ class SumHistory:
         return together
 
     def vectors(self, round: int, run: str = "") -> list[Any]:
-        """The names of the vectors of which there are sums."""
+        """The names of the vectors that have sums."""
         return [json.loads(key) for key in self._of(round, run).sums]
 
     def members(self, round: int, run: str = "") -> frozenset[str] | None:

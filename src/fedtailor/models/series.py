@@ -119,7 +119,7 @@ class Conv1dNet(Layered):
                 raise ValueError(
                     f"{len(self.channels)} convolutions of {self.size} steps leave nothing"
                     f" of windows of {steps}; take longer windows, or fewer or smaller"
-                    f" convolutions (channels, size){see('errors#inputs-that-are-no-series')}"
+                    f" convolutions (channels, size){see('errors#inputs-that-are-not-series')}"
                 )
             layers += [Conv1dRelu(inputs, width, self.size, stream), MaxPool1d()]
             inputs = width
@@ -233,12 +233,12 @@ def _series_shape(input_shape: tuple[int, ...], model: str) -> tuple[int, int]:
     """The steps and channels of inputs.
 
     Raises:
-        ValueError: they are no series.
+        ValueError: they are not series.
     """
     if len(input_shape) != 2 or math.prod(input_shape) == 0:
         raise ValueError(
             f"{model} takes series [time, channels], not inputs of shape {input_shape};"
             " make windows of a long table with window and time, or choose another"
-            f" model, such as mlp{see('errors#inputs-that-are-no-series')}"
+            f" model, such as mlp{see('errors#inputs-that-are-not-series')}"
         )
     return input_shape[0], input_shape[1]

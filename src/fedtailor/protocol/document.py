@@ -107,7 +107,7 @@ def read_document(path: Path, *, quick: bool = False, alone: bool = False) -> Do
 
 
 def _without_removed(content: dict[str, Any]) -> dict[str, Any]:
-    """The content without what is `false` where that is no value: a published figure
+    """The content without what is `false` where that is not a value: a published figure
     that a base has, or a table that a quick size removes once more.
     """
     result = dict(content)
@@ -197,6 +197,8 @@ def _parse(path: Path) -> tuple[str, dict[str, Any]]:
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror}") from None
     except RecursionError:
-        raise ValueError(f"{path} is no TOML file: it is nested too deeply") from None
+        raise ValueError(
+            f"{path} is not a TOML file: it is nested too deeply"
+        ) from None
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ValueError(f"{path} is no TOML file: {error}") from None
+        raise ValueError(f"{path} is not a TOML file: {error}") from None

@@ -29,13 +29,8 @@ from fedtailor.remote.job.statistics import Statistics
 from fedtailor.remote.keys.keys import is_signed_by, signature
 from fedtailor.remote.keys.kit import COORDINATOR, JOB, read_certificates, read_kit
 from fedtailor.remote.server.coordinate import coordinate
-from fedtailor.remote.service import (
-    RUN_DIRECTORY,
-    WAIT_S,
-    Connection,
-    agree_on_preprocessing,
-    wait_for_clients,
-)
+from fedtailor.remote.service import RUN_DIRECTORY, WAIT_S, Connection
+from fedtailor.remote.serving import agreed_statistics, ready_clients
 from fedtailor.remote.wire.fingerprints import Origins
 from fedtailor.remote.wire.run_log import FEDERATION, Lines
 from fedtailor.remote.wire.transport import Responder, answer_message
@@ -64,7 +59,6 @@ from flwr.clientapp import ClientApp  # noqa: E402
 from flwr.serverapp import Grid, ServerApp  # noqa: E402
 
 client, server = ClientApp(), ServerApp()
-Lines(say).listen(FEDERATION)
 
 MESSAGE_TYPE = "query"
 """Flower's message type; the task of a request is part of the body."""
@@ -103,16 +97,17 @@ def answer(message: Message, context: Context) -> Message:
     settings, values = context.node_config, unwrap(message)
     if _CHALLENGE in values:
         return Message(_proof(settings, values), reply_to=message)
-    body = answer_message(
-        _bytes(values, _BODY),
-        lambda request: _responder(settings).answer(request),
-        record=lambda *answer: _open_audit(_setting(settings, "kit"))(*answer),
-    )
+    with Lines(say).of(FEDERATION):
+        body = answer_message(
+            _bytes(values, _BODY),
+            lambda request: _responder(settings).answer(request),
+            record=lambda *answer: _open_audit(_setting(settings, "kit"))(*answer),
+        )
     return Message(wrap(body=body), reply_to=message)
 
 
 def _proof(settings: Mapping[str, Any], values: Mapping[str, Any]) -> RecordDict:
-    """The client's name, and a signature by which the coordinator believes it."""
+    """The client's name, and a signature that proves it to the coordinator."""
     try:
         kit = read_kit(Path(_setting(settings, "kit")))
         signed = signature(kit.pem, _signed(_bytes(values, _CHALLENGE)))
@@ -236,6 +231,11 @@ def serve(grid: Grid, context: Context) -> None:
     The app's configuration names its directory (`federation`).
     """
     save_memory()
+    with Lines(say).of(FEDERATION):
+        _coordinate(grid, context)
+
+
+def _coordinate(grid: Grid, context: Context) -> None:
     settings: dict[str, Any] = dict(context.run_config)
     require(
         "federation" in settings,
@@ -254,14 +254,16 @@ def serve(grid: Grid, context: Context) -> None:
     check_wait("wait", wait)
     certificates = read_certificates(directory / COORDINATOR)
     transport = FlowerTransport(grid, certificates)
-    rows = wait_for_clients(Connection(job, tuple(certificates), transport), wait=wait)
+    connection = Connection(job, tuple(certificates), transport)
+    rows = ready_clients(connection, wait=wait)
     run = directory / RUN_DIRECTORY
     # A run that is resumed continues with the same preprocessing.
     resume = (run / MANIFEST).exists()
-    known = Statistics.load(directory / COORDINATOR, job.schema) if resume else None
-    statistics = agree_on_preprocessing(job, transport, rows, wait, known)
-    if statistics is not None:
-        statistics.save(directory / COORDINATOR)
+    coordinator = directory / COORDINATOR
+    known = Statistics.load(coordinator, job.schema) if resume else None
+    statistics = agreed_statistics(
+        connection, rows, coordinator, wait=wait, known=known
+    )
     coordinate(
         job,
         transport,

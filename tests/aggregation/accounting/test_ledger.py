@@ -133,7 +133,7 @@ def test_examples_count_in_bytes_only():
 
 
 @given(st.integers(1, 6), st.integers(1, 6), st.integers(1, 5))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_user_centric_training_costs_what_the_paper_says(clients, streams, rounds):
     """One stream for the probe, none for the first round (theta^0 is there), m_t for
     each other and the delivery.

@@ -119,7 +119,7 @@ def calibration_error(p, y, bins=15):
     return error
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.integers(0, 10**6),
     st.integers(2, 90),
@@ -170,7 +170,7 @@ def test_the_area_from_bins_is_that_of_a_sort_to_a_thousandth(scale, model):
     )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     st.integers(0, 10**6),
     st.integers(2, 90),

@@ -73,7 +73,7 @@ def test_the_divergence_term_needs_twice_the_range(gap):
         )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 10**6), st.integers(2, 6), st.integers(2, 8))
 def test_mixtures_of_clients_lose_at_most_the_bias(seed, clients, hypotheses):
     # With infinitely many samples the bias is all there is: of the minimiser of a
@@ -102,7 +102,7 @@ def test_one_discrepancy_is_not_enough_for_the_global_model():
     assert losses[1, 0] - losses[0, 0] > 1.9 * disc[0, 0]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.integers(0, 10**6), st.integers(1, 12), st.sampled_from([0.01, 1.0, 5.0, 100.0])
 )

@@ -90,7 +90,7 @@ def from_npz(path: str | os.PathLike[str], **options: Any) -> Federation:
 def _unreadable_npz(path: Path) -> ValueError:
     """The error for a file that NumPy cannot read."""
     return ValueError(
-        f"{path} is no readable .npz of plain arrays (pickled objects are refused);"
+        f"{path} is not a readable .npz of plain arrays (pickled objects are refused);"
         " write it with numpy.savez"
     )
 

@@ -21,7 +21,7 @@ _EARLY_STOPPING = 10_000
 _MOST_CATEGORIES = 255
 """The most categories of a column of scikit-learn's boosting."""
 _MOST_ALONE = 1000
-"""The most clients for each of which trees are boosted."""
+"""The most clients for which trees are boosted one by one."""
 
 Estimate = Callable[[NDArray[Any], NDArray[Any]], Any]
 """Trains an estimator of scikit-learn on inputs [n, d] and targets [n]."""

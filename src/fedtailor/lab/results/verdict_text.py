@@ -238,7 +238,7 @@ def baseline_ahead(tests: Tests, baselines: Mapping[str, TrainedBaseline]) -> li
         how, sure = "scores better than", f" in {splits}, too few to conclude"
     elif not everywhere:
         how, sure = "scores better than", f"{sure}, {NO_DIFFERENCE_SHOWN}"
-    use = "it is a yardstick, of which no model is made"
+    use = "it is a yardstick, and makes no model"
     if all(CHOSEN in run.summary for run in baselines[label].runs):
         use = f"its models: fedtailor finalize RESULTS --method {name}"
     return [

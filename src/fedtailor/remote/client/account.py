@@ -165,7 +165,7 @@ class ClientAccount:
             self._most_runs is None or len(runs) <= self._most_runs,
             Refusal.SPENT,
             f"the policy here lets a job run {self._most_runs} times, and this would be"
-            " once more; raise runs to go on",
+            " once more; raise runs to continue",
         )
 
     def record(
@@ -185,8 +185,8 @@ class ClientAccount:
             without_noise: whether it holds something that no epsilon covers.
             numbers: how many numbers of it the coordinator sees one by one, without
                 noise, whatever they are: of models, probes, losses.
-            most_numbers: so many may leave in all runs of the job, as a coordinator that
-                starts again asks about the same rows again.
+            most_numbers: the most that may leave in all runs of the job, as a coordinator
+                that starts again asks about the same rows again.
 
         Raises:
             Refused: the request may not be answered (see `check`), or too much would be

@@ -161,7 +161,7 @@ class Policy:
                 yield f"it uses {', '.join(map(repr, others))} (not in columns)"
 
     def _reasons_against_trees(self, trees: int) -> Iterator[str]:
-        """Why the policy does not allow to boost so many rounds of trees."""
+        """Why the policy does not allow this number of rounds of trees."""
         if not self.federated_statistics:
             yield (
                 "trees would be boosted on sums of counts by column"

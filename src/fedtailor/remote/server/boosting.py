@@ -62,7 +62,7 @@ TREES = "trees.safetensors"
 """The file of `fedtailor.statistics.boosting.save_boosted` in it."""
 
 UNDER_WAY = "boosting.safetensors"
-"""The file of the rounds so far, beside `FOLDER`, until that is there."""
+"""The file of the rounds so far, next to `FOLDER`, until that is there."""
 
 SHARED = "shared"
 """The name under which the shared trees predict."""
@@ -89,9 +89,9 @@ def boost_clients(
         directory: a new directory, for the shared trees.
         statistics: pooled statistics of all clients' tables; None without federated
             preprocessing.
-        resume: go on after the last round of a boosting of this job and these clients
-            that ended early. All of them begin a new run with the trees of that round.
-        patience: seconds for which a step that a client does not answer is asked again.
+        resume: continue after the last round of a boosting of this job and these
+            clients that ended early. All of them begin a new run with the trees of that
+        round. patience: how many seconds to retry a step that a client does not answer.
         after_round: called with the number of rounds of trees after each.
 
     Returns:
@@ -179,7 +179,7 @@ def check_place(directory: Path, *, resume: bool) -> None:
     under_way = directory.parent / UNDER_WAY
     require(
         resume or not under_way.exists(),
-        f"{under_way} holds the rounds of a boosting that ended early; --resume goes on"
+        f"{under_way} holds the rounds of a boosting that ended early; --resume continues"
         " with it, or delete it to start over",
     )
     require(
@@ -277,7 +277,7 @@ class _Machines:
         return found[0]
 
     def finish(self, rounds: int) -> None:
-        """Have all clients keep so many rounds, and make their own models."""
+        """Have all clients keep this number of rounds, and make their own models."""
         plain, arrays = plain_steps(self._waiting)
         plain["steps"] += plain_end(rounds)["steps"]
         self._until_all_answer(partial(self._end, plain, arrays))
@@ -292,7 +292,7 @@ class _Machines:
                 if time.monotonic() >= until:
                     raise
                 COORDINATOR_LOG.warning(
-                    f"step {self._step + 1}: {error}; it is asked again"
+                    f"step {self._step + 1}: {error}; it is retried"
                 )
 
     def _end(self, plain: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> None:

@@ -472,7 +472,7 @@ class SecureSumClient:
             for name, is_there in zip(session.neighbours, there, strict=True)
             if not is_there
         ]
-        # Of more clients than it adds with, some are no neighbours.
+        # Of more clients than it adds with, some are not neighbours.
         members = [
             name
             for name, column in zip(session.columns, session.weights.T, strict=True)
@@ -576,10 +576,10 @@ def mask_session(
     weights: np.ndarray,
     asked: str,
 ) -> str:
-    """The name by which the masks of a sum are derived.
+    """The name from which the masks of a sum are derived.
 
     It holds which vector is added, the weights of all clients, and what they were asked.
-    The masks of two clients that were told different ones do not cancel.
+    The masks of two clients that received different ones do not cancel.
     """
     text = json.dumps([session, vector, list(columns), weights.shape, asked])
     content = text.encode() + np.ascontiguousarray(weights, "<f8").tobytes()

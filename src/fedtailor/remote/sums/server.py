@@ -179,7 +179,7 @@ class SecureSumServer:
             name for name in self._names if members is None or name in members
         ]
         self._session = secrets.token_hex(8)
-        self._mask_session = self._session  # by which masks are derived
+        self._mask_session = self._session  # masks are derived from it
         # By client, from the first two stages.
         self._neighbours: dict[str, tuple[str, ...]] = {}
         self._mask_keys: dict[str, bytes] = {}  # public keys for pairwise masks

@@ -15,8 +15,10 @@ from fedtailor.statistics.boosting.bins import Thresholds
 
 GRADIENT, CURVATURE, ROWS = 0, 1, 2
 """What a histogram adds up, in the order of its last axis."""
-_LEAST_CURVATURE = 1e-3
-_TINY = 1e-15
+LEAST_CURVATURE = 1e-3
+"""The least curvature of a leaf's rows."""
+TINY = 1e-15
+"""Keeps a leaf without curvature finite."""
 
 Histogram = Float[NDArray, "inputs bins 3"]
 
@@ -171,14 +173,14 @@ def best_split(
     right = sums - left
     children = np.stack([left, right])
     values = -children[..., GRADIENT] / (
-        children[..., CURVATURE] + settings.penalty + _TINY
+        children[..., CURVATURE] + settings.penalty + TINY
     )
     # Gains of different splits may be equal, and rounding then decides: it is that of
     # scikit-learn, whose sums of single precision are exact in double precision.
     losses = children[..., GRADIENT] * values
     gains = (sums[GRADIENT] * value - losses[0]) - losses[1]
     is_allowed = (children[..., ROWS] >= settings.least_rows).all(axis=0)
-    is_allowed &= (children[..., CURVATURE] >= _LEAST_CURVATURE).all(axis=0)
+    is_allowed &= (children[..., CURVATURE] >= LEAST_CURVATURE).all(axis=0)
     is_allowed &= np.arange(left.shape[1]) < bins[:, None] - 1
     gains = np.where(is_allowed, gains, -1.0)
     place = int(gains.argmax())
@@ -220,7 +222,7 @@ def grow(
         return node.split is not None
 
     can_split = first.sums[ROWS] >= 2 * settings.least_rows
-    can_split &= first.sums[CURVATURE] >= _LEAST_CURVATURE
+    can_split &= first.sums[CURVATURE] >= LEAST_CURVATURE
     if not (can_split and add(first)):
         leaves = 1
     while waiting:
@@ -260,7 +262,7 @@ def grow(
 
 def _value(sums: NDArray[np.float64], settings: GrowSettings) -> float:
     """What a leaf predicts, without the learning rate."""
-    return float(-sums[GRADIENT] / (sums[CURVATURE] + settings.penalty + _TINY))
+    return float(-sums[GRADIENT] / (sums[CURVATURE] + settings.penalty + TINY))
 
 
 def _as_arrays(

@@ -89,8 +89,10 @@ def test_with_the_client_as_an_input_trees_are_those_of_scikit_learn(kind, clien
     rows = data(kind, clients)
     ends = bins_of_values(rows.x)
     found = boost_groups(rows, [ends], SETTINGS, asks_client=True)
-    estimator = HistGradientBoostingRegressor if kind is None else (
-        HistGradientBoostingClassifier
+    estimator = (
+        HistGradientBoostingRegressor
+        if kind is None
+        else (HistGradientBoostingClassifier)
     )
     both = np.column_stack([rows.x, rows.client])
     fitted = estimator(
@@ -148,6 +150,4 @@ def test_boosting_ends_where_the_validation_loss_no_longer_falls():
     ))  # fmt: skip
     assert len(soon.losses) == int(np.argmin(soon.losses)) + 11 < len(whole.losses)
     assert len(soon.rounds) <= len(whole.rounds) == int(np.argmin(whole.losses))
-    np.testing.assert_allclose(
-        soon.model(0).raw(rows.x), soon.raw, rtol=0, atol=1e-10
-    )
+    np.testing.assert_allclose(soon.model(0).raw(rows.x), soon.raw, rtol=0, atol=1e-10)

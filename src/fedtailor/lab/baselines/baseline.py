@@ -55,7 +55,7 @@ class KeptModels:
     Attributes:
         model: the network.
         vectors: for each client that trained, its model [d].
-        shared: the model [d] of clients that did not train.
+        shared: the model [d] of clients that did not train; None = they have none.
         chosen: what was chosen on validation rows, by name, for `Baseline.with_choices`.
     """
 
@@ -79,6 +79,8 @@ class Baseline(ABC):
     needs_pooled_data: ClassVar[bool]
     is_linear: ClassVar[bool] = False
     """Whether its predictions are linear in the inputs (before a softmax)."""
+    is_alone: ClassVar[bool] = False
+    """Whether each client trains on its own rows only."""
     by_default: ClassVar[bool] = True
     """Whether a comparison trains it without being asked."""
     keeps_models: ClassVar[bool] = False
@@ -129,7 +131,7 @@ class Baseline(ABC):
 
 def baseline_names() -> tuple[str, ...]:
     """The names of all baselines, in the order of tables."""
-    for module in ("scikit_learn", "federated", "cox"):
+    for module in ("trees", "scikit_learn", "federated", "cox"):
         # These register their baselines.
         import_module(f"fedtailor.lab.baselines.{module}")
     return tuple(Baseline.registry)

@@ -259,7 +259,9 @@ def boost_alone(
     empty = replace(shared, trees=(), own=0)
     if not len(rows.val_y) or not len(rows.y):
         return replace(shared, own=0)
-    own_baseline = first_prediction(rows.answer(BoostingRequest("start")), shared.classes)
+    own_baseline = first_prediction(
+        rows.answer(BoostingRequest("start")), shared.classes
+    )
     starts = (shared, replace(empty, baseline=own_baseline))
     best, least = replace(shared, own=0), None
     settings = replace(settings, chooses=False)
@@ -302,7 +304,9 @@ def boost_chosen(
         return replace(shared, own=0)
     start = shared
     if not own.after_shared:
-        baseline = first_prediction(rows.answer(BoostingRequest("start")), shared.classes)
+        baseline = first_prediction(
+            rows.answer(BoostingRequest("start")), shared.classes
+        )
         start = replace(shared, trees=(), own=0, baseline=baseline)
     return boost(
         rows.answer,
@@ -313,7 +317,9 @@ def boost_chosen(
     )
 
 
-def first_prediction(totals: NDArray[np.float64], classes: int | None) -> NDArray[np.float64]:
+def first_prediction(
+    totals: NDArray[np.float64], classes: int | None
+) -> NDArray[np.float64]:
     """What is predicted without trees: the mean target, or the classes' frequencies on
     the scale of logits.
     """

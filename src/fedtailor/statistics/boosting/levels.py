@@ -22,8 +22,8 @@ from fedtailor.statistics.boosting.boost import (
 from fedtailor.statistics.boosting.rows import derivatives, row_losses
 from fedtailor.statistics.boosting.tree import LEAST_CURVATURE, TINY, Tree
 
-_CELLS = 1_000_000
-"""Cells of the histograms that are searched at once."""
+_CELLS = 30_000
+"""Cells of the histograms that are searched at once: what a cache holds."""
 _LEAST_SUPPORT = 10.0
 """Rows of a client without which a split of clients leaves it where most are; they also
 draw its mean gradient towards 0 (`cat_smooth` of LightGBM, as scikit-learn has it)."""
@@ -280,7 +280,9 @@ class _Forest:
             values = -of_active[:, 0] / (of_active[:, 1] + settings.penalty + TINY)
             nodes.input = np.append(nodes.input, np.full(len(values), -1))
             for name in ("bin", "left", "right"):
-                longer = np.append(getattr(nodes, name), np.zeros(len(values), np.int64))
+                longer = np.append(
+                    getattr(nodes, name), np.zeros(len(values), np.int64)
+                )
                 setattr(nodes, name, longer)
             nodes.value = np.append(nodes.value, settings.rate * values)
             active, depth = first + np.arange(len(values)), depth + 1
@@ -375,7 +377,9 @@ class _Forest:
             return _Found.none(many)
         best = gains.argmax(axis=1)
         every = np.arange(many)
-        left = [it.reshape(many, -1)[every, best] for it in (slopes, curvatures, counts)]
+        left = [
+            it.reshape(many, -1)[every, best] for it in (slopes, curvatures, counts)
+        ]
         which, end = np.divmod(best, width - 1)
         return _Found(gains[every, best], which, end, np.stack(left, axis=1))
 
@@ -429,7 +433,9 @@ class _Found:
         zeros = np.zeros(many, np.int64)
         return _Found(np.full(many, -1.0), zeros, zeros, np.zeros((many, 3)))
 
-    def take(self, other: "_Found", where: Bool[NDArray, " nodes"], number: int) -> None:
+    def take(
+        self, other: "_Found", where: Bool[NDArray, " nodes"], number: int
+    ) -> None:
         """Take the splits of another one in some nodes, which ask for this input."""
         self.gain = np.where(where, other.gain, self.gain)
         self.input = np.where(where, number, self.input)
@@ -439,11 +445,11 @@ class _Found:
 
 
 def _gains(
-    left: Sequence[Float[NDArray, "nodes *places"]],
+    left: Sequence[Float[NDArray, "*_"]],
     sums: Float[NDArray, "*_"],
     values: Float[NDArray, "*_"],
     settings: BoostingSettings,
-) -> Float[NDArray, "nodes *places"]:
+) -> Float[NDArray, "*_"]:
     """By how much splits lower the loss; -1 where a child would be too small.
 
     The arithmetic is that of `tree.best_split`, so that equal gains stay equal.

@@ -107,7 +107,7 @@ def test_all_baselines_are_listed_beside_the_methods(tmp_path):
     (own,) = [row for row in spread.rows if row[0] == "LOCAL"]
     alone, pooled = table.rows
     assert (alone[0], alone[-1]) == ("trees-alone title", "-")
-    assert (pooled[0], pooled[-1]) == ("trees-pooled title", "all rows")
+    assert (pooled[0], pooled[-1]) == ("trees-pooled title", "yes")
     assert [cell.text for cell in alone[1:-1]] == [cell.text for cell in own[1:5]]
     assert "shift-baselines" in tables(experiment)
 

@@ -164,12 +164,14 @@ class TreesPersonal(ChosenTrees):
             number = choices["own_rounds"]
             own = own_after(rows, shared, replace(settings, trees=max(number, 1)))
             own = replace(own, rounds=own.rounds[:number])
-        models = []
+        newcomer, models = shared.model(0), []
         for client in range(rows.clients):
-            first, then = shared.model(0, client), own.model(client)
+            asks = choices["asks_client"]
+            first = shared.model(0, client) if asks else newcomer
+            then = own.model(client)
             both = (*first.trees, *then.trees)
             models.append(replace(first, trees=both, own=len(then.trees)))
-        return GrownTrees(models, shared.model(0), choices)
+        return GrownTrees(models, newcomer, choices)
 
 
 def grouped(problem: Problem) -> GroupedRows:

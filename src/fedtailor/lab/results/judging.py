@@ -166,9 +166,9 @@ def simplest_first(
             sum_of_run = sum(entry.bytes_unicast for entry in run.ledger.entries)
             sent.append(sum_of_run / max(int(run.summary.get("rounds", 1)), 1))
         size = float(np.mean(sent))
-        kinds = [*WORDS, *BASELINE_WORDS]
+        kinds = [*WORDS, "methods without words", *BASELINE_WORDS]
         method = runs[label][0].method
-        kind = kinds.index(method) if method in kinds else len(kinds)
+        kind = kinds.index(method) if method in kinds else len(WORDS)
         is_alone = method == LOCAL_METHOD or label in alone
         return (place_of_alone if is_alone else 1.0, kind, round(size))
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 from numpy.typing import NDArray
@@ -30,7 +31,7 @@ def kept_linear(
         chosen: what was chosen on validation rows.
     """
     model = linear().bind(like.input_shape, like.outputs, like.loss)
-    empty = model.params(np.zeros(model.size, np.float32))
+    empty = model.params(jnp.zeros(model.size))
 
     def vector(of: Coefficients) -> NDArray[np.float32]:
         weights, added = (np.asarray(it, np.float32) for it in of)

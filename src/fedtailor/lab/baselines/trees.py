@@ -180,7 +180,8 @@ def grouped(problem: Problem) -> GroupedRows:
     """
     parts = []
     for x, y in ((problem.x, problem.y), (problem.val_x, problem.val_y)):
-        client = np.repeat(np.arange(len(x)), [len(it) for it in x])
+        sizes = np.array([len(it) for it in x], np.int64)
+        client = np.repeat(np.arange(len(x)), sizes)
         targets = [np.asarray(it).reshape(-1) for it in y]
         parts.append((x, targets, client))
     clients = np.concatenate([client for _, _, client in parts]).astype(np.int64)

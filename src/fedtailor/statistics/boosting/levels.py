@@ -258,11 +258,9 @@ class _Forest:
         weights = np.stack([slopes, curvatures]).astype(np.float64)
         node = self._group.copy()
         sums = self._sums(weights[:, train], node[train], self._groups)
-        nodes = Nodes(
-            np.full(self._groups, -1),
-            *(np.zeros(self._groups, np.int64) for _ in range(3)),
-            np.zeros(self._groups),
-        )
+        none = np.full(self._groups, -1)
+        zero = np.zeros(self._groups, np.int64)
+        nodes = Nodes(none, zero, zero.copy(), zero.copy(), np.zeros(self._groups))
         active = np.arange(self._groups)
         of_active, values, depth = sums, np.zeros(self._groups), 0
         while len(active) and depth != settings.most_depth:
@@ -335,7 +333,7 @@ class _Forest:
                 number = int(active[first + one])
                 nodes.input[number] = found.input[one]
                 nodes.bin[number] = found.bin[one]
-                if found.input[one] == self._inputs:
+                if found.clients is not None and found.input[one] == self._inputs:
                     nodes.clients[number] = found.clients[one]
             parts.append((first, found))
         which = [first + np.flatnonzero(found.gain > 0) for first, found in parts]
@@ -389,11 +387,12 @@ class _Forest:
         client: NDArray[np.int64],
         within: NDArray[np.int64],
         many: int,
-    ) -> tuple[NDArray[np.float64], ...]:
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
         """Sums of gradients, curvatures and rows [nodes, clients] by node and client."""
         clients = self._rows.clients
         found = self._sums(weights, within * clients + client, many * clients)
-        return tuple(it.reshape(many, clients) for it in found.T)
+        slopes, curvatures, rows = (it.reshape(many, clients) for it in found.T)
+        return slopes, curvatures, rows
 
     def _move(self, node: NDArray[np.int64], nodes: Nodes, known: int) -> None:
         """Move rows of nodes that were split to their children."""

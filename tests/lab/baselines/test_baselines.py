@@ -144,6 +144,9 @@ def test_kept_models_predict_as_they_did_when_they_were_measured(classes):
             np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
         # Whoever trains alone leaves nothing to a newcomer.
         assert (kept.shared is None) == baseline.is_alone
+        without = baseline.fit(replace(given, val_x=(), val_y=()))
+        if name == "trees-personal":
+            assert without.chosen["own_rounds"] == 0
         again = baseline.with_choices([kept.chosen, kept.chosen])
         assert (
             again.fit(replace(given, val_x=(), val_y=()))(0, given.x[0]).shape[0] == 60

@@ -156,6 +156,9 @@ class TreesPersonal(ChosenTrees):
         if self._chosen is None:
             choices, shared = _best(grown, rows, asks_client=(False, True))
             own = own_after(rows, shared, _with(choices))
+            if rows.trains.all():
+                # Nothing tells how many would help.
+                own = replace(own, rounds=())
             choices = {**choices, "own_rounds": len(own.rounds)}
         else:
             choices, settings = self._chosen, _exactly(self._chosen)

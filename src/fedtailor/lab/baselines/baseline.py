@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, ClassVar
 
+import numpy as np
 from jaxtyping import Float
 from numpy.typing import NDArray
 
-from fedtailor._base.choice import check_choice
+from fedtailor._base.choice import check_choice, require
 from fedtailor.models import Model
 from fedtailor.models.tasks import Survival, Task
 
@@ -127,6 +128,18 @@ class Baseline(ABC):
             chosen: `KeptModels.chosen` of each training.
         """
         raise NotImplementedError(f"{self.name} keeps no models")
+
+
+def require_one_target(problem: Problem) -> None:
+    """Require a class or one number for each row.
+
+    Raises:
+        ValueError: the targets are several, such as a time and an event.
+    """
+    require(
+        all(np.ndim(y) == 1 or np.shape(y)[1:] == (1,) for y in problem.y),
+        "it takes a class or one number for each row",
+    )
 
 
 def baseline_names() -> tuple[str, ...]:

@@ -8,8 +8,12 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtailor._base.choice import require
-from fedtailor.lab.baselines.baseline import Baseline, KeptModels, Problem
+from fedtailor.lab.baselines.baseline import (
+    Baseline,
+    KeptModels,
+    Problem,
+    require_one_target,
+)
 from fedtailor.lab.baselines.linear_models import Coefficients, kept_linear
 from fedtailor.models import Model
 from fedtailor.models.tasks import Task
@@ -32,18 +36,6 @@ _PATIENCE = 20
 """Rounds for which a lower validation loss is waited for."""
 _MOST_OWN = 200
 """The most clients that try trees of their own."""
-
-
-def require_one_target(problem: Problem) -> None:
-    """Require a class or one number for each row.
-
-    Raises:
-        ValueError: the targets are several, such as a time and an event.
-    """
-    require(
-        all(np.ndim(y) == 1 or np.shape(y)[1:] == (1,) for y in problem.y),
-        "it takes a class or one number for each row",
-    )
 
 
 class MixedEffects(Baseline):

@@ -13,7 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtailor._base.choice import require
-from fedtailor.lab.baselines.baseline import Baseline, KeptModels, Problem
+from fedtailor.lab.baselines.baseline import (
+    Baseline,
+    KeptModels,
+    Problem,
+    require_one_target,
+)
 from fedtailor.models import Model
 from fedtailor.statistics.boosting import (
     BoostedModel,
@@ -229,10 +234,7 @@ def _exactly(choices: Choices) -> BoostingSettings:
 
 
 def _require_few_clients(problem: Problem) -> None:
-    require(
-        all(np.ndim(y) == 1 or np.shape(y)[1:] == (1,) for y in problem.y),
-        "it takes a class or one number for each row",
-    )
+    require_one_target(problem)
     require(
         len(problem) <= MOST_ALONE,
         f"trees for each of {len(problem):,} clients take too long; at most"

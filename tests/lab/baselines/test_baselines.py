@@ -66,7 +66,7 @@ def test_trees_with_the_client_as_an_input_tell_clients_apart():
 def test_a_client_of_one_class_always_answers_it():
     given = problem()
     given = Problem(given.x, [np.zeros(40, int), *given.y[1:]], 2, 0)
-    for name in ("trees-alone", "trees-personal", "linear-alone"):
+    for name in ("trees-alone", "linear-alone"):
         outputs = find_baseline(name).fit(given)(0, given.x[1])
         assert (outputs.argmax(axis=1) == 0).all() and np.isfinite(outputs).all()
 

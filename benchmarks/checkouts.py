@@ -15,10 +15,10 @@ HERE = Path(__file__).resolve().parents[1]
 _SIMULATE = """
 import fedtailor as ft
 
-if ft.__version__ == "0.1.0":
-    from fedtailor.engine.training import Training as simulate
-else:
+try:
     from fedtailor.engine.runs import simulate
+except ImportError:  # in 0.2.0
+    from fedtailor.runs import simulate
 """
 """What begins every worker: `simulate`, whatever a version calls it."""
 

@@ -309,7 +309,7 @@ def read_queue(path: Path) -> list[Item]:
     try:
         entries = tomllib.loads(path.read_text("utf-8"))["experiment"]
     except (OSError, KeyError, tomllib.TOMLDecodeError) as error:
-        raise ValueError(f"{path} is no queue: {error}") from None
+        raise ValueError(f"{path} is not a queue: {error}") from None
     items = [_item(path, entry) for entry in entries]
     names = [item.name for item in items]
     for name in names:

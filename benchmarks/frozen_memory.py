@@ -4,7 +4,7 @@ or frozen with low-rank adapters.
 The network is a perceptron with 24 hidden layers and ReLU, about as many as a transformer
 of its size has matrices; examples are random. Each cell runs in a process of its own. Its
 memory is the largest resident memory of a run with the network, less that of the same run
-with a narrow network before: what the compiler needs for 24 layers is no part of it.
+with a narrow network before: what the compiler needs for 24 layers is not part of it.
 Frozen networks come from a safetensors file ("random" ones are drawn). "one copy" is the
 memory of the network's numbers.
 """

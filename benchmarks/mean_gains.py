@@ -13,7 +13,7 @@ Beside the interval of the library stand those of two others, both on the same v
 resampled t test (Nadeau and Bengio 2003) of the mean over clients. In cells of new
 clients the truths are drawn in each repetition, too, and the interval is the one for
 clients like these. Nested cross-validation (Bates et al. 2024) trains every fold's rows
-in folds again, twenty times as often in all, and is no rival here.
+in folds again, twenty times as often in all, and is not a rival here.
 """
 
 import argparse

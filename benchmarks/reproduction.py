@@ -126,7 +126,7 @@ def _missing(quote: str, run: Set[tuple[str, str]]) -> str:
 
 
 def sentences(papers: str) -> str:
-    """A row for each sentence of papers that is no headline."""
+    """A row for each sentence of papers that is not a headline."""
     of_headlines = {one["quote"] for one in read_claims()["headline"]}
     groups: dict[tuple[str, str], list[Ordering]] = {}
     names = papers.split()

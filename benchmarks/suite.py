@@ -195,24 +195,28 @@ def table(lines):
 
 
 def write_slow(lines, limit):
-    """Writes `SLOW`: what took more than `limit` seconds, but of each file the cheapest
-    third. Tests that it names and that were not measured stay.
+    """Writes `SLOW`: what took more than `limit` seconds, and how many; but of each file
+    the cheapest third is not slow. Tests that it names and that were not measured stay.
     """
-    files = defaultdict(list)
+    files, measured = defaultdict(list), set()
     for test, seconds, _ in lines:
         if "::" in test:
-            file = test.partition("::")[0]
-            files[file].append((sum(seconds.values()), test))
-    slow = set()
-    for measured in files.values():
-        measured.sort()
-        dear = measured[-(-len(measured) // 3) :]
-        slow |= {test for cost, test in dear if cost > limit}
+            files[test.partition("::")[0]].append((sum(seconds.values()), test))
+            measured.add(test)
     before = SLOW.read_text().splitlines() if SLOW.exists() else []
     head = [line for line in before if line.startswith("#")]
-    kept = {line for line in before if line and line not in head}
-    kept -= {test for test, *_ in lines}
-    SLOW.write_text("\n".join([*head, *sorted(slow | kept)]) + "\n")
+    slow = {}
+    for line in before[len(head) :]:
+        cost, test = line.split(" ", 1)
+        if test not in measured:
+            slow[test] = float(cost)
+    for of_file in files.values():
+        of_file.sort()
+        for cost, test in of_file[-(-len(of_file) // 3) :]:
+            if cost > limit:
+                slow[test] = cost
+    text = [*head, *(f"{slow[test]:.1f} {test}" for test in sorted(slow))]
+    SLOW.write_text("\n".join(text) + "\n")
 
 
 def main():

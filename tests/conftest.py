@@ -85,11 +85,22 @@ def pytest_collection_modifyitems(items):
         name = item.callspec.params.get("name") if hasattr(item, "callspec") else None
         return name if name in Algorithm.registry else None
 
-    measured = selection.slow_tests()
+    seconds = selection.measured()
+    # Of a file whose tests all take longer CI runs the shortest.
+    shortest = {}
     for item in items:
-        if item.nodeid in measured:
-            item.add_marker(pytest.mark.slow)
-    for item in _repeated(items, method):
+        taken = seconds.get(item.nodeid, 0)
+        shortest[item.path] = min(taken, shortest.get(item.path, taken))
+    longest = {path: max(selection.NIGHTLY_S, it) for path, it in shortest.items()}
+    for item in items:
+        # Each method is under one of the general checks, whatever it takes.
+        if item.nodeid not in seconds or _is_general_check(item):
+            continue
+        item.add_marker(pytest.mark.slow)
+        if seconds[item.nodeid] > longest[item.path]:
+            item.add_marker(pytest.mark.nightly)
+    repeated = _repeated(items, method, seconds)
+    for item in [*repeated, *_further_settings(items)]:
         item.add_marker(pytest.mark.repeated)
         item.add_marker(pytest.mark.nightly)
     for item in items:
@@ -110,7 +121,11 @@ def pytest_collection_modifyitems(items):
 LEFT_OUT = ("slow", "repeated", "pages", "extra", "nightly")
 
 
-def _repeated(items, method):
+def _is_general_check(item):
+    return hasattr(item, "callspec") and "check" in item.callspec.params
+
+
+def _repeated(items, method, seconds):
     """The further cases of tests that have one for each method, or several for one."""
     import selection  # not before the settings above
 
@@ -122,17 +137,19 @@ def _repeated(items, method):
     found, changed = [], selection.changed_methods()
     for (path, test), of_test in cases.items():
         names = {method(item) for item in of_test} - {None}
-        if "check" in of_test[0].callspec.params and names:
-            pairs = [
-                tuple(map(item.callspec.params.get, ("name", "check")))
-                for item in of_test
-            ]
-            chosen = selection.covering(pairs, _slow(of_test, pairs))
-            left = [
-                item
-                for item, pair in zip(of_test, pairs, strict=True)
-                if pair not in chosen
-            ]
+        if _is_general_check(of_test[0]) and names:
+            pairs = {}
+            for item in of_test:
+                params = item.callspec.params
+                pairs[params["name"], params["check"]] = item
+            slow = {pair for pair, item in pairs.items() if item.nodeid in seconds}
+            first = selection.covering(pairs, slow)
+            others = [pair for pair in pairs if pair not in first]
+            second = selection.covering(others, slow)
+            for pair in second:
+                if pair[0] not in changed:
+                    pairs[pair].add_marker(pytest.mark.slow)
+            left = [item for pair, item in pairs.items() if pair not in first | second]
         elif len(names) > 2 * selection.EACH_TEST:
             chosen = selection.spread(test, names)
             left = [item for item in of_test if method(item) not in chosen]
@@ -145,13 +162,22 @@ def _repeated(items, method):
     return found
 
 
-def _slow(items, pairs):
-    """The pairs (method, check) of the items that are slow."""
-    return {
-        pair
-        for item, pair in zip(items, pairs, strict=True)
-        if item.get_closest_marker("slow")
-    }
+def _further_settings(items):
+    """Of each slow test with more than a few settings all but a few of them."""
+    import selection  # not before the settings above
+
+    settings = {}
+    for item in items:
+        if hasattr(item, "callspec") and _runs_in_ci(item):
+            settings.setdefault((item.path, item.originalname), []).append(item)
+    return [
+        item for of_test in settings.values() for item in selection.further(of_test)
+    ]
+
+
+def _runs_in_ci(item):
+    """Whether a slow test is one of those that CI runs."""
+    return item.get_closest_marker("slow") and not item.get_closest_marker("nightly")
 
 
 # Skips

@@ -2,29 +2,36 @@
 
 A test that is run on every registered method compiles each of them, and all such tests
 together are most of the suite's work. `make test` runs each on a few methods of
-different kinds, and each of the general checks of `fedtailor.testing` on eight or more.
-A method whose file, or a file of its package that it imports, differs from main is
-tested by everything. What is left out runs in `make test-all`.
+different kinds, and each method under one of the general checks of `fedtailor.testing`;
+CI runs each under another one. A method whose file, or a file of its package that it
+imports, differs from main is tested by everything. What is left out runs in `make
+test-all`.
 """
 
 import ast
 import subprocess
 import sys
 import zlib
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from fedtailor.protocol import Algorithm
 
+T = TypeVar("T")
+
 ROOT = Path(__file__).parents[1]
 SLOW = Path(__file__).parent / "slow.txt"
-"""Tests that take more than a second of processor time, as `make suite` measured them; one
-a line, and `#` before what is none."""
+"""Tests that `make test` leaves out because of what they take: processor seconds, as
+`benchmarks/suite.py` measured them, and the test; one a line, and `#` before what is
+none."""
+NIGHTLY_S = 6.0
+"""CI leaves a test that takes more seconds to the nightly tests."""
+SETTINGS = 4
+"""CI runs a slow test in so many of its settings."""
 EACH_TEST = 6
 """On so many methods a test of every method runs."""
-EACH_METHOD = 2
-"""So many of the general checks a method must pass."""
 WAIT = 3
 
 
@@ -46,21 +53,30 @@ def spread(test: str, names: Iterable[str], count: int = EACH_TEST) -> set[str]:
     return {ordered[place % len(ordered)] for place in places}
 
 
-def slow_tests() -> frozenset[str]:
-    """The tests that `SLOW` names, as pytest names them."""
-    lines = SLOW.read_text().splitlines()
-    return frozenset(line for line in lines if line and not line.startswith("#"))
+def measured() -> dict[str, float]:
+    """The tests that `SLOW` names, as pytest names them, and their seconds."""
+    seconds = {}
+    for line in SLOW.read_text().splitlines():
+        if line and not line.startswith("#"):
+            taken, test = line.split(" ", 1)
+            seconds[test] = float(taken)
+    return seconds
+
+
+def further(cases: Sequence[T], most: int = SETTINGS) -> list[T]:
+    """Of the cases of one test all but `most`, which lie evenly among them."""
+    kept = {place * len(cases) // most for place in range(most)}
+    return [case for place, case in enumerate(cases) if place not in kept]
 
 
 def covering(
     pairs: Iterable[tuple[str, str]], slow: Container[tuple[str, str]] = ()
 ) -> set[tuple[str, str]]:
-    """Of the pairs (method, check) `EACH_METHOD` for each method.
+    """Of the pairs (method, check) one for each method.
 
-    Each method takes, of its checks, those that were taken least often so far, and of
-    these first what the method before it did not take. So the checks are taken equally
-    often, and each by methods of all kinds. A pair that is slow has its turn `WAIT`
-    takings later.
+    Each method takes, of its checks, the one that was taken least often so far. So the
+    checks are taken equally often, and each by methods of all kinds. A pair that is slow
+    has its turn `WAIT` takings later.
     """
 
     def turn(name: str, check: str) -> int:
@@ -72,11 +88,10 @@ def covering(
     taken: dict[str, int] = {}
     chosen = set()
     for name in by_kind(checks_of):
-        # sorted is stable: of equally many the first in the order of the pairs
-        checks = sorted(checks_of[name], key=partial(turn, name))
-        for check in checks[:EACH_METHOD]:
-            taken[check] = taken.get(check, 0) + 1
-            chosen.add((name, check))
+        # min takes, of equally many, the first in the order of the pairs
+        check = min(checks_of[name], key=partial(turn, name))
+        taken[check] = taken.get(check, 0) + 1
+        chosen.add((name, check))
     return chosen
 
 

@@ -1,5 +1,6 @@
 """`make test` runs a covering part of the tests of every method."""
 
+import itertools
 import subprocess
 import sys
 from collections import Counter
@@ -24,25 +25,36 @@ def kinds_of(names):
 
 
 def test_every_check_runs_on_eight_methods_of_different_kinds():
-    chosen = selection.covering(PAIRS)
-    assert chosen <= set(PAIRS)
+    """In `make test` on four, in CI on others, too."""
+    first = selection.covering(PAIRS)
+    second = selection.covering([pair for pair in PAIRS if pair not in first])
+    assert first | second <= set(PAIRS) and not first & second
     for check in CHECKS:
-        names = [name for name, of in chosen if of == check]
+        few = [name for name, of in first if of == check]
+        assert len(few) >= 4, check
+        names = [name for name, of in first | second if of == check]
         assert len(names) >= 8, check
         assert len(kinds_of(names)) >= 3, check
 
 
-def test_every_method_passes_two_checks():
+def test_every_method_passes_a_check():
     chosen = selection.covering(PAIRS)
-    assert set(Counter(name for name, _ in chosen).values()) == {2}
-    assert {name for name, _ in chosen} == set(NAMES)
+    assert Counter(name for name, _ in chosen) == Counter(NAMES)
     assert selection.covering(reversed(PAIRS[:40])) <= set(PAIRS[:40])
 
 
 def test_slow_pairs_are_left_out_where_others_are_there():
-    slow = {(name, "order") for name in NAMES[:20]}
-    taken = selection.covering(PAIRS) & slow
-    assert len(selection.covering(PAIRS, slow) & slow) < len(taken)
+    slow = selection.covering(PAIRS)
+    assert len(selection.covering(PAIRS, slow) & slow) < len(slow) / 4
+
+
+def test_of_many_settings_a_few_are_kept_from_all_over():
+    for count in range(20):
+        left = selection.further(range(count))
+        kept = sorted({*range(count)} - {*left})
+        assert len(kept) == min(count, selection.SETTINGS)
+        gaps = {after - before for before, after in itertools.pairwise(kept)}
+        assert not gaps or max(gaps) - min(gaps) <= 1
 
 
 def test_another_test_of_every_method_runs_on_other_methods():

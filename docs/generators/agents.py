@@ -45,7 +45,7 @@ fedtailor models fedtailor-results --json                                       
 fedtailor predict RUN rows.csv --client north --out predictions.csv
 ```
 
-The same command again takes up an interrupted comparison. `--seed` and `--seeds` fix everything random; two runs with
+The same command again continues an interrupted comparison. `--seed` and `--seeds` fix everything random; two runs with
 equal seeds on equal machines give equal results. Runs are directories:
 `fedtailor check DIR --json` says whether one is whole.
 

@@ -64,7 +64,7 @@ def test_pipes_and_devices_stay_what_they_are(tmp_path):
     """
     os.mkfifo(tmp_path / "pipe")
     with (
-        pytest.raises(OSError, match="it is no regular file"),
+        pytest.raises(OSError, match="it is not a regular file"),
         atomic_write(tmp_path / "pipe") as temporary,
     ):
         temporary.write_text("new")
@@ -154,7 +154,7 @@ def test_a_file_is_found(tmp_path, monkeypatch):
     [
         (None, "f", "there is no file .*f; check the path"),
         (os.mkdir, "f", "f is a folder; give a file"),
-        (os.mkfifo, "f", "f is no regular file; give a file"),
+        (os.mkfifo, "f", "f is not a regular file; give a file"),
         (None, "x" * 300, "cannot be reached: File name too long"),
         (None, "a\0b", "there is no file|cannot be reached"),
         (None, "~nobody-here/f", "cannot be reached: Could not determine home"),

@@ -138,7 +138,7 @@ def test_weights_count_as_copies():
     points = np.random.default_rng(1).normal(size=(12, 2))
     copies = np.random.default_rng(2).integers(1, 5, 12)
     each = points.repeat(copies, axis=0)
-    # copies at distance 0 are no points of their own: a little apart, they are those of
+    # copies at distance 0 are not points of their own: a little apart, they are those of
     # one weighted point
     apart = each + 1e-7 * np.random.default_rng(3).normal(size=each.shape)
     weighted = labels_of(points, copies.astype(float), range(2, 8))

@@ -121,7 +121,7 @@ class OpenPort:
         assert grown < MORE_MEMORY, f"{drawn}: {grown / 1e6:.0f} MB more"
 
     def _bytes(self, rng: np.random.Generator) -> str:
-        """Bytes that are no TLS, or no HTTP in it."""
+        """Bytes that are not TLS, or no HTTP in it."""
         who = self._drawn(rng)
         tls = bool(rng.random() < 0.5)
         with suppress(OSError), self._connect(who if tls else None) as connection:
@@ -216,16 +216,18 @@ class OpenPort:
         return f"idle connections of {who}"
 
     def _flood(self, rng: np.random.Generator) -> str:
-        """Connections that come as fast as a flood."""
+        """Connections that come as fast as a flood, some of which begin a handshake."""
         begun, tried = time.monotonic(), 0
+        said = self._hello() if rng.random() < 0.5 else rng.bytes(5)
         with ExitStack() as stack:
             while tried < FLOOD and time.monotonic() - begun < FLOOD_S:
                 with suppress(OSError):
                     plain = stack.enter_context(self._connect(None, 2.0))
-                    plain.sendall(rng.bytes(5))
+                    plain.sendall(said)
                 tried += 1
             self._still_there("a flood")
-        return f"{tried} connections in {time.monotonic() - begun:.1f} s"
+        seconds = time.monotonic() - begun
+        return f"{tried} connections in {seconds:.1f} s, {len(said)} bytes each"
 
     def _polls(self, rng: np.random.Generator) -> str:
         """Sessions of a client that replace each other."""
@@ -263,6 +265,15 @@ class OpenPort:
         except BaseException:
             plain.close()
             raise
+
+    def _hello(self) -> bytes:
+        """The first bytes of a handshake, which cost the server most of one."""
+        incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        context = ssl.create_default_context(cadata=self._authority)
+        tls = context.wrap_bio(incoming, outgoing, server_hostname="127.0.0.1")
+        with suppress(ssl.SSLWantReadError):
+            tls.do_handshake()
+        return outgoing.read()
 
     def _read(self, connection: socket.socket) -> bytes:
         answer = b""

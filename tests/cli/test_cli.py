@@ -59,6 +59,8 @@ NAMES = {
         "hetlora",
         "fedex-lora",
         "fedpac",
+        "gpfl",
+        "fedcp",
         "fedas",
         "ccvr",
         "fedlc",

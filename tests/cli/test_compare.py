@@ -142,7 +142,7 @@ def test_a_plan_knows_of_early_ends_and_of_rates_that_are_added(tmp_path, capsys
     shown = capsys.readouterr().out
     assert "2 runs and up to 4 more to bracket" in shown and "rounds," in shown
     assert "At most" in shown and "Runs that are added: at most" in shown
-    assert "stands still" in shown and max(map(len, shown.splitlines())) <= 80
+    assert "has converged" in shown and max(map(len, shown.splitlines())) <= 80
 
 
 def test_labels_in_square_brackets_are_shown(tmp_path, capsys):
@@ -195,14 +195,15 @@ def test_a_named_pipe_is_refused(tmp_path, capsys):
     for name in ("pipe.toml", "pipe.csv"):
         os.mkfifo(tmp_path / name)
         assert main(["compare", str(tmp_path / name)]) == 2
-        assert "is no regular file" in capsys.readouterr().err
+        assert "is not a regular file" in capsys.readouterr().err
 
 
 def test_a_file_that_is_nested_too_deeply(tmp_path, capsys):
     (tmp_path / "deep.toml").write_text("a = " + "[" * 100_000)
     assert main(["compare", str(tmp_path / "deep.toml")]) == 2
     assert (
-        "deep.toml is no TOML file: it is nested too deeply" in capsys.readouterr().err
+        "deep.toml is not a TOML file: it is nested too deeply"
+        in capsys.readouterr().err
     )
 
 

@@ -61,7 +61,9 @@ def test_a_column_that_describes_clients_tells_none_apart(tmp_path, capsys):
 
 def test_all_of_it_as_json(table, capsys):
     assert main(["diagnose", table, *OPTIONS, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    printed = capsys.readouterr()
+    assert "4 clients (0 unseen)" in printed.err, "how the table was understood"
+    found = json.loads(printed.out)
     assert [entry["method"] for entry in found["race"]] == ["ucfl", "ifca", "local"]
     assert [client["client"] for client in found["clients"]] == [
         "h0",

@@ -53,7 +53,7 @@ def failing(monkeypatch, error):
         (
             UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"),
             2,
-            "not in UTF-8",
+            "is not UTF-8",
         ),
         (RecursionError("maximum recursion depth exceeded"), 2, "nested too deeply"),
         (MemoryError(), 1, "out of memory; use fewer clients"),

@@ -208,4 +208,4 @@ def test_files_that_cannot_be_read_are_named_and_not_called_damaged(
     assert not (tmp_path / "out").exists()
     index.unlink()
     os.mkfifo(index)
-    assert "is no file" in refused(capsys, tmp_path)
+    assert "is not a file" in refused(capsys, tmp_path)

@@ -80,6 +80,8 @@ EXAMPLES: dict[str, Algorithm] = {
     "fedas": ft.FedAS(sgd=TRAINED, align=PLAIN, part="bias"),
     "fedpac": ft.FedPAC(sgd=TRAINED, head=PLAIN, part="bias"),
     "fedex-lora": ft.FedExLoRA(sgd=TRAINED),
+    "gpfl": ft.GPFL(sgd=PLAIN, part="bias"),
+    "fedcp": ft.FedCP(sgd=PLAIN),
     "hetlora": ft.HetLoRA(sgd=TRAINED),
 }
 
@@ -290,6 +292,16 @@ OPT_OUTS: dict[tuple[str, str], str] = {
         "the distance of features does not scale with the loss (unless the rate of align does)"
     ),
     ("enrolment", "fedpac"): ("as fedper"),
+    ("enrolment", "gpfl"): ("as fedper"),
+    ("loss scale", "gpfl"): (
+        "neither embeddings' loss nor the distance to them scales with the loss"
+    ),
+    ("enrolment", "fedcp"): (
+        "client i's head has a history; a newcomer trains one for a round"
+    ),
+    ("loss scale", "fedcp"): (
+        "the distance of features does not scale with the loss (unless lam does)"
+    ),
     ("loss scale", "fedpac"): (
         "the pull to mean features does not scale with the loss (unless lam does)"
     ),
@@ -372,6 +384,8 @@ TRAFFIC: dict[str, tuple[float, ...]] = {
     "fedpac": (1, 1, 1, 0, 1),
     "fedex-lora": (1, 1, 1, 0, 0),
     "hetlora": (1, 1, 1, 1, 1),
+    "gpfl": (1, 1, 1, 0, 0),
+    "fedcp": (1, 1, 1, 0, 0),
 }
 """In a round with two groups, streams or models: (streams down, models a client
 receives, models it sends, scalars it receives, scalars it sends)."""

@@ -22,7 +22,6 @@ def test_frozen_bits_never_change_and_messages_are_small(name):
     model = training.model
     arrays = {path: array.tobytes() for path, array in model.frozen.items()}
     assert [*arrays] == [FROZEN]
-    d = model.size
     sent = []
 
     class Watched:
@@ -38,7 +37,8 @@ def test_frozen_bits_never_change_and_messages_are_small(name):
     for _ in range(2):
         drive(training.next_round(), Watched())
     # Examples (FedDBE's features, DAPPER's images) are no longer than the inputs.
-    longest = max(d, int(np.prod(model.input_shape)), 64)
+    numbers = training.algorithm.numbers_per_round(model)
+    longest = max(numbers, int(np.prod(model.input_shape)), 64)
     assert all(shape[-1] <= longest for shape in sent if len(shape))
     for predictor in predictors(training):
         assert all(

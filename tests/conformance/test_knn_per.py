@@ -15,12 +15,12 @@ from conformance.problems import (
     predictors,
     quadratic_model,
     quadratics,
+    served_to,
     train,
 )
 from fedtailor import models
 from fedtailor.algorithms import FedAvg, KNNPer
 from fedtailor.engine.client.losses import outputs
-from fedtailor.engine.training.personal import personal_models
 from fedtailor.protocol import SGD, Batch
 
 TRAINED = SGD(lr=0.1, momentum=0.9, epochs=2, batch_size=8)
@@ -37,15 +37,8 @@ def served(algorithm, federation, rounds=2):
     """A training and what each of its clients predicts with, by place in the
     federation.
     """
-    from fedtailor.protocol import drive
-
-    training, found = train(algorithm, federation, mlp(), rounds), {}
-    for table in (training.executor.seen, training.executor.unseen):
-        clients = np.arange(len(table))
-        found |= drive(personal_models(training, table, clients), training.executor)
-    return training, [
-        jax.tree.map(jnp.asarray, found[name]) for name in federation.names
-    ]
+    training = train(algorithm, federation, mlp(), rounds)
+    return training, served_to(training, federation.names)
 
 
 def test_with_lambda_0_it_is_the_base_model():

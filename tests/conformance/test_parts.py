@@ -22,9 +22,10 @@ PARTED = {
 PARTED["feddpa"] = partial(algorithms.FedDPA, share=0.0)
 SENDS = {"fedala": "everything", "lg-fedavg": "last1"}
 """What travels with `part="last1"`, where it is not all but that."""
-FURTHER = {"fedpac": 18 + 2 * 3 * 6}
+FURTHER = {"fedpac": 18 + 2 * 3 * 6, "gpfl": 3 * 5 + 2 * (25 + 3 * 5)}
 """Numbers beside the model's part: FedPAC's head (5 + 1 for each of 3 classes), and five
-mean features and a share for each class, before and after training."""
+mean features and a share for each class, before and after training; GPFL's embeddings of
+3 classes and two layers of five features."""
 
 
 def mlp():
@@ -42,6 +43,7 @@ def test_which_methods_take_a_part():
         "fedas",
         "fedpac",
         "feddpa",
+        "gpfl",
     }
 
 

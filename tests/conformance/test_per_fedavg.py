@@ -120,7 +120,7 @@ def test_differences_of_gradients_approach_the_exact_hessian(relative):
 
 
 def test_a_step_descends_along_the_gradient_of_the_meta_objective():
-    """By automatic differentiation of F(w - alpha grad F(w)), where F is no quadratic
+    """By automatic differentiation of F(w - alpha grad F(w)), where F is not a quadratic
     and one batch is all data.
     """
     with float64():

@@ -35,7 +35,7 @@ ADAPTED = {
         (4,), 3, dtype="float64"
     ),
     "hetlora": lambda: lora(logistic(), rank=2).bind((4,), 3, dtype="float64"),
-    # a linear model is all head, which is no part of it
+    # a linear model is all head, which is not part of it
     "fedgh": mlp_model,
     # with one width it is FedAvg
     "heterofl": lambda: by_client({federation().names[0]: mlp(3)}, default=mlp(5)).bind(
@@ -77,7 +77,7 @@ def test_what_travels_is_kept_and_seen(name, monkeypatch):
         up = int(frame.filter(pl.col("direction") == "up")["bytes_unicast"].sum())
         if about.server_sees == "nothing":
             assert up == 0
-        # A machine says before it trains how many numbers it sends (a few are no vector).
+        # A machine says before it trains how many numbers it sends (a few are not a vector).
         # None has public inputs.
         most = algorithm.numbers_per_round(model) + 8
         assert name == "fedmd" or up <= 8 * most * len(training.population.names)

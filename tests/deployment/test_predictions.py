@@ -130,9 +130,28 @@ def test_models_of_arrays_take_numbers_in_order(of_arrays, tmp_path):
         ValueError, match=r"has 3 columns; these models .* take 4 numbers a row"
     ):
         predictions(models, tmp_path / "narrow.csv", name)
-    (tmp_path / "rows.npy").write_bytes(b"no array")
-    with pytest.raises(ValueError, match="holds no array"):
-        predictions(models, tmp_path / "rows.npy", name)
+    for content in (
+        b"no array",
+        b"PK\x03\x04 no archive",
+        of_numpy((2**50,), "<f8"),
+        of_numpy((2**70,), "<f8"),
+        of_numpy((1,), [("a", "<f8")]),
+    ):
+        (tmp_path / "rows.npy").write_bytes(content)
+        with pytest.raises(ValueError, match=r"^[^\n]*holds no array[^\n]*$"):
+            predictions(models, tmp_path / "rows.npy", name)
+
+
+def of_numpy(shape, descr):
+    """The bytes of a .npy file that says that it holds an array of this shape and type."""
+    said = {"descr": descr, "fortran_order": False, "shape": shape}
+    head = f"{said!r}".ljust(117) + "\n"
+    return (
+        b"\x93NUMPY\x01\x00"
+        + len(head).to_bytes(2, "little")
+        + head.encode()
+        + bytes(8)
+    )
 
 
 def test_a_newcomers_rows_are_encoded_with_their_targets(trained):

@@ -47,5 +47,7 @@ def test_a_trial_notices_what_is_lost(trials, monkeypatch):
         " asks for it"
     ),
 )
-def test_random_kills_of_processes_lose_nothing(tmp_path):
-    assert campaign(tmp_path / "digits", kills=4, seed=0) == (4, 4)
+@pytest.mark.parametrize("method", ["fedavg", "ditto"])
+def test_random_kills_of_processes_change_no_bit(method, tmp_path):
+    found = campaign(tmp_path / "digits", kills=10, seed=0, method=method)
+    assert found == (10, 10)

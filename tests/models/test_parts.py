@@ -260,7 +260,7 @@ def test_models_without_a_head():
         ("last9", "is nothing"),
         ("", "is nothing"),
         ("head,body", "is all"),
-        ("re:(", "no regular expression"),
+        ("re:(", "not a regular expression"),
         (2, "part is 2; it must be a name or a pattern, such as 'head', 'last2'"),
     ],
 )

@@ -237,8 +237,8 @@ def test_what_is_stopped_is_not_done(script, folder, monkeypatch, program):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a = 1", "is no queue"),
-        ("x", "is no queue"),
+        ("a = 1", "is not a queue"),
+        ("x", "is not a queue"),
         ('[[experiment]]\nname = "a"', "a lacks 'fills'"),
         ('[[experiment]]\nfills = ""\ncore_hours = 1\nby = "guess"', "without a name"),
         (f"{ITEM.format('a', 'b')}", "a is not the name of b.toml"),

@@ -85,9 +85,12 @@ TESTED = {
             "test_clients_that_were_asked_different_things_give_no_sum",
             "test_clients_that_are_sent_different_models_give_no_sum",
             "test_clients_that_are_asked_different_questions_give_no_sum",
+            "test_clients_that_prepare_their_tables_otherwise_give_no_sum",
+            "test_clients_that_add_different_vectors_give_no_sum",
         ),
         "whose keys a client has count as those that hide it": (
             "test_clients_that_are_invented_do_not_hide_the_others",
+            "test_a_client_that_is_named_in_a_sum_without_a_part_is_missed",
         ),
         "says once a job that one became too large": (
             "test_a_client_whose_updates_are_hidden_says_once_that_its_model_diverged",
@@ -160,6 +163,7 @@ TESTED = {
         "it adds up in its account": (
             "test_models_and_losses_are_one_sum",
             "test_probes_and_models_are_one_sum",
+            "test_what_noise_hides_is_not_counted_and_all_runs_of_a_job_are",
         ),
         "A policy refuses probes by default": (
             "test_a_job_that_the_policy_does_not_allow_is_refused",

@@ -1,4 +1,4 @@
-"""Settings of methods: what is no finite number is refused with its name, unless it
+"""Settings of methods: what is not a finite number is refused with its name, unless it
 says that it may be infinite.
 """
 

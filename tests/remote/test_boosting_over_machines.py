@@ -14,6 +14,7 @@ from fedtailor.remote.client.policy import Policy
 from fedtailor.remote.client.round_requests import PERSONAL
 from fedtailor.remote.job.examples import federation_from_rows
 from fedtailor.remote.job.plan import plan_of
+from fedtailor.remote.job.statistics import as_array, statistics_from_arrays
 from fedtailor.remote.server.boosting import (
     SHARED,
     TREES,
@@ -35,6 +36,7 @@ from fedtailor.remote.wire.messages import (
     encode_request,
 )
 from fedtailor.remote.wire.refusals import Refusal
+from fedtailor.remote.wire.request_kind import AGREED, STATISTICS
 from fedtailor.remote.wire.secure_sums import KEYS, SUM
 from fedtailor.remote.wire.transport import LoopbackTransport, TooFewClients
 from fedtailor.statistics.boosting import (
@@ -187,7 +189,7 @@ def test_lost_answers_are_asked_for_again(tmp_path, lines):
     object.__setattr__(clients.job, "deadline", 0.5)
     model = clients.boost(tap)
     assert len(set(lost)) > 1, lost
-    assert any("it is asked again" in line for line in lines)
+    assert any("it is retried" in line for line in lines)
     same_trees(model, clients.simulated[1].shared)
 
 
@@ -207,7 +209,7 @@ def test_a_boosting_that_ended_early_goes_on_to_the_same_bits(tmp_path):
     assert grown == [0, 1, 2, 3]
     assert not (clients.directory / "boosted").exists()
     object.__setattr__(clients.job, "deadline", deadline)
-    with pytest.raises(ValueError, match="--resume goes on with it, or delete it"):
+    with pytest.raises(ValueError, match="--resume continues it, or delete it"):
         clients.boost()
     clients.responders["b"] = clients.client("b")
     more = []
@@ -491,9 +493,10 @@ class Favouring(Tap):
         super().send(client, body)
 
 
-def test_clients_that_are_asked_different_questions_give_no_sum(tmp_path, monkeypatch):
-    """The others' counts are those of all their rows, and what is left is one client's."""
-    clients, found, ask = Boosted(tmp_path / "job"), [], _Machines.ask
+@pytest.fixture
+def stops(monkeypatch):
+    """The sums of a boosting, which ends after the first counts of rows below thresholds."""
+    found, ask = [], _Machines.ask
 
     def stop(self, request):
         found.append(ask(self, request))
@@ -502,10 +505,66 @@ def test_clients_that_are_asked_different_questions_give_no_sum(tmp_path, monkey
         return found[-1]
 
     monkeypatch.setattr(_Machines, "ask", stop)
+    return found
+
+
+def test_clients_that_are_asked_different_questions_give_no_sum(tmp_path, stops):
+    """The others' counts are those of all their rows, and what is left is one client's."""
+    clients = Boosted(tmp_path / "job")
     with pytest.raises(TooFewClients, match="this is enough"):
         clients.boost(Favouring(clients.responders), patience=0.0)
     # Masks are still on what should be numbers of rows.
-    assert np.abs(found[-1]).max() > 1e4
+    assert np.abs(stops[-1]).max() > 1e4
+
+
+class TellingOthers(Tap):
+    """Sends all clients but one pooled sums by which their numbers are nearly alike."""
+
+    def __init__(self, clients, schema):
+        super().__init__(clients)
+        self._schema, self._inputs = schema, {}
+
+    def send(self, client, body):
+        request = decode_request(body)
+        if request.task == AGREED and client != NAMES[0]:
+            pooled = statistics_from_arrays(request.arrays, self._schema)
+            far = {
+                name: sums.model_copy(
+                    update={"count": sums.count + 10**9, "squares": 1e20}
+                )
+                for name, sums in pooled.columns.items()
+                if self._schema.kinds[name] == "number"
+            }
+            pooled = pooled.model_copy(update={"columns": pooled.columns | far})
+            self._inputs[client] = pooled.fingerprint
+            sent = {STATISTICS: as_array(pooled)}
+            body = encode_request(dataclasses.replace(request, arrays=sent))
+        elif client in self._inputs:
+            said = {**request.algorithm, "inputs": self._inputs[client]}
+            body = encode_request(dataclasses.replace(request, algorithm=said))
+        super().send(client, body)
+
+
+def test_clients_that_prepare_their_tables_otherwise_give_no_sum(tmp_path, stops):
+    """Before, a coordinator sent all others pooled sums beside which their cells are 0: the
+    counts of the one that is left were those of its own cells.
+    """
+    privacy = REST.partition("[privacy]")[2]
+    clients = MarkedClients(tmp_path, privacy=privacy, decorrelate=False, rows=40)
+    rows = wait_for_clients(Connection(clients.job, SEEN, clients.tap), wait=60)
+    tap = TellingOthers({it: clients.client(it) for it in SEEN}, clients.job.schema)
+    statistics = agree_on_preprocessing(clients.job, tap, SEEN, 60)
+    with pytest.raises(TooFewClients, match="this is enough"):
+        boost_clients(
+            clients.job,
+            tap,
+            rows,
+            tmp_path / "boosted",
+            statistics=statistics,
+            patience=0.0,
+        )
+    assert not [it for _, it in tap.sent if decode_reply(it).refusal]
+    assert np.abs(stops[-1]).max() > 1e4
 
 
 def test_a_sum_that_is_too_large_is_said_once_a_job(tmp_path):

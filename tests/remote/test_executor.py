@@ -173,7 +173,7 @@ def test_a_client_whose_answers_are_lost_is_done_without(tmp_path):
     training = ours.training(ours.executor(silent, minimum=2))
     training.advance()
     assert ours.lines == [
-        f"client {lost}: it is no message of a fedtailor federation, or it is damaged"
+        f"client {lost}: it is not a message of a fedtailor federation, or it is damaged"
     ]
     # the same round in a simulation in which that client does not report
     expected = simulated(example("scaffold"), clients, 0)

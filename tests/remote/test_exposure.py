@@ -103,12 +103,17 @@ def test_models_and_losses_are_one_sum(tmp_path):
         )
 
 
-def test_probes_and_models_are_one_sum(tmp_path):
-    """A client is asked a probe in one round, and trains in the next."""
+def test_probes_and_models_are_one_sum(tmp_path, caplog):
+    """A client is asked a probe in one round, and trains in the next. What the probe takes
+    is the coordinator's choice: how many numbers there can be in all is said before.
+    """
+    caplog.set_level("INFO", "fedtailor")
     clients = Clients(tmp_path / "job", rounds=2, method='ucfl"\nwarm = 0 #')
     plan, cells = plan_of(clients.job), 3 * 24
     models = 2 * plan.model.size
     handler = handler_of(clients, numbers_per_cell=1e3)
+    assert "with answers to a probe" in caplog.text
+    assert "72,000 numbers at most leave openly in all runs" in caplog.text
     probe = sum(
         array.size
         for name, array in handler(asked(clients, "probe")).items()
@@ -122,7 +127,10 @@ def test_probes_and_models_are_one_sum(tmp_path):
         handler(asked(clients, "client", 1))
 
 
-def test_what_noise_hides_is_not_counted_and_each_run_begins_at_0(tmp_path):
+def test_what_noise_hides_is_not_counted_and_all_runs_of_a_job_are(tmp_path):
+    """Before, each run began at 0: a coordinator that starts again could have three times
+    as many numbers for each cell.
+    """
     account, request = ClientAccount(tmp_path), asked_of(0)
     noisy = Release(unit="client", multiplier=2.0, delta=1e-5, count=1)
     account.record(request, [noisy], numbers=0, most_numbers=10)
@@ -130,7 +138,14 @@ def test_what_noise_hides_is_not_counted_and_each_run_begins_at_0(tmp_path):
     with pytest.raises(Refused, match=r"^with this answer 11 numbers"):
         account.record(asked_of(2), numbers=1, most_numbers=10)
     account.record(asked_of(2), numbers=0, most_numbers=10)
-    account.record(replace(asked_of(2), run="bb"), numbers=10, most_numbers=10)
+    for it in (account, ClientAccount(tmp_path)):  # and after a restart
+        assert (it.numbers_of("job"), it.numbers_of("another")) == (10, 0)
+        with pytest.raises(
+            Refused, match=r"^with this answer 11 numbers .* in all runs"
+        ):
+            it.record(replace(asked_of(2), run="bb"), numbers=1, most_numbers=10)
+    another = replace(asked_of(2), experiment="another")
+    account.record(another, numbers=10, most_numbers=10)
 
 
 def asked_of(number):

@@ -5,6 +5,7 @@ federation is not spoken to.
 import asyncio
 import contextlib
 import datetime
+import errno
 import gc
 import re
 import resource
@@ -112,11 +113,17 @@ class Wards:
             assert not thread.is_alive()
 
     def ask(self, client, body, seconds=20.0):
-        """Send a message to a client that comes, and wait for an answer."""
-        until(lambda: client in self.transport.online())
-        self.transport.send(client, body)
-        answers = self.answers(1, seconds)
-        return answers[0] if answers else None
+        """Send a message to a client that comes, and wait for an answer; as coordinators
+        do, once more if another process of that client has come."""
+        asked, end = None, time.monotonic() + seconds
+        while time.monotonic() < end:
+            session = self.transport.online().get(client)
+            if session not in (None, asked):
+                self.transport.send(client, body)
+                asked = session
+            for answer in self.transport.receive():
+                return answer
+        return None
 
     def answers(self, count, seconds=20.0):
         answers, end = [], time.monotonic() + seconds
@@ -678,6 +685,89 @@ def test_the_port_may_have_a_connection_for_each_of_many_clients(made):
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     assert soft == min(https_port.OPEN_FILES, limits[1]) or limits[1] < 0
+
+
+def test_strangers_have_a_quarter_of_the_files_that_may_be_open(wards, monkeypatch):
+    wards.close()
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (32, 32))
+    wards.open()
+    with contextlib.ExitStack() as stack:
+        for _ in range(3 * 8):
+            stack.enter_context(socket.create_connection(("127.0.0.1", wards.port)))
+        assert wards.says(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        # The oldest of eight has made place for the client.
+        assert len(wards.transport.port._strangers) == 7
+
+
+def test_what_a_stranger_took_is_free_as_soon_as_it_has_made_place(wards):
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(2 * STRANGERS):
+            with socket.create_connection(("127.0.0.1", wards.port)):
+                pass
+        with contextlib.ExitStack() as stack:
+            for _ in range(2 * STRANGERS):
+                stack.enter_context(socket.create_connection(("127.0.0.1", wards.port)))
+            assert wards.says(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        until(lambda: not wards.transport.port._all)
+        kept = [
+            each
+            for each in gc.get_objects()
+            if isinstance(each, https_port._Connection)
+        ]
+    finally:
+        gc.enable()
+    assert not kept
+
+
+class Exhausted:
+    """A listening socket on which nothing is accepted while files are missing.
+
+    Args:
+        listener: the socket.
+        is_full: whether they are.
+    """
+
+    def __init__(self, listener, is_full):
+        self.fileno, self._accept, self._is_full = (
+            listener.fileno,
+            listener.accept,
+            is_full,
+        )
+
+    def accept(self):
+        if self._is_full():
+            raise OSError(errno.EMFILE, "Too many open files")
+        return self._accept()
+
+
+def test_without_a_file_to_open_strangers_make_place_and_the_port_goes_on(
+    wards, monkeypatch
+):
+    port, read = wards.transport.port, https_port._stamp
+    with contextlib.ExitStack() as stack:
+        for _ in range(3):
+            stack.enter_context(socket.create_connection(("127.0.0.1", wards.port)))
+        until(lambda: len(port._strangers) == 3)
+        is_full = lambda: len(port._all) >= 3  # noqa: E731 (a line is enough)
+        port._listener = Exhausted(port._listener, is_full)
+        assert wards.says(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+    looks = []
+
+    def look(coordinator):
+        looks.append(1)
+        if len(looks) < 3:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return read(coordinator)
+
+    monkeypatch.setattr(https_port, "_stamp", look)
+    until(lambda: len(looks) > 3)
+    assert [line.split(": ")[1] for line in wards.lines] == [
+        "[Errno 24] Too many open files"
+    ]
+    revoke(wards.directory, "b")
+    until(lambda: "client b was revoked" in wards.lines)
 
 
 @pytest.mark.parametrize("group", ["ffdhe2048", "secp521r1"])

@@ -119,7 +119,7 @@ def test_hyperparameters_are_read(tmp_path):
         (
             "coordinator.example.org:9092",
             "org",
-            "line 6: 'org' is no address; write host:port",
+            "line 6: 'org' is not an address; write host:port",
         ),
         ("[data]", "[dat]", "line 8: there is no table 'dat'; did you mean 'data'?"),
         ("[model]", "[method.model]", "the table [model] is missing"),
@@ -215,7 +215,7 @@ def test_hyperparameters_are_read(tmp_path):
             "seed = [0]",
             "line 28: seed is [0]; it must be a valid integer",
         ),
-        ("hidden = 32", "hidden = [", "is no TOML file"),
+        ("hidden = 32", "hidden = [", "is not a TOML file"),
         (
             'use = "mlp"',
             'use = "auto"',
@@ -306,7 +306,7 @@ def test_addresses():
         "[fe80::1%a@b]:9",
         "a.org:\uff19",
     ):
-        with pytest.raises(ValueError, match="is no address"):
+        with pytest.raises(ValueError, match="is not an address"):
             split_address(wrong)
 
 

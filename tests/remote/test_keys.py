@@ -74,7 +74,7 @@ def test_the_private_keys_fit_and_certificates_hold_now_and_for_years():
 
 @pytest.mark.parametrize("address", ["https://a.org", "a.org:9092", "a b", "", "ä.org"])
 def test_addresses_that_are_none_are_refused(address):
-    with pytest.raises(ValueError, match="is no host name or IP address"):
+    with pytest.raises(ValueError, match="is not a host name or IP address"):
         make_server_certificate(AUTHORITY, [address])
 
 

@@ -129,7 +129,7 @@ def test_twenty_kills_change_no_bit(method, tmp_path, monkeypatch):
     assert machines.kills + COORDINATOR_KILLS >= 20, machines.kills
     calm = Clients(tmp_path / "calm", ROUNDS, method=method)
     calm.train(NAMES)
-    simulated = calm.simulated(NAMES, ROUNDS) if method == "fedavg" else calm
+    simulated = calm.simulated(NAMES, ROUNDS)
     for name in NAMES:
         trained = machines.clients.personal(name).theta
         for other in (calm, simulated):

@@ -185,13 +185,16 @@ def test_a_job_file_is_copied(federation, tmp_path):
         ),
         (
             ("--clients", "a", "--address", "here"),
-            "'here' is no address; write host:port",
+            "'here' is not an address; write host:port",
         ),
         (
             ("--clients", "a b:9:9", "--address", "h:1"),
-            "'a b:9:9' is no name for a client",
+            "'a b:9:9' is not a name for a client",
         ),
-        (("--clients", "../a", "--address", "h:1"), "'../a' is no name for a client"),
+        (
+            ("--clients", "../a", "--address", "h:1"),
+            "'../a' is not a name for a client",
+        ),
         (("--clients", "a,a", "--address", "h:1"), "the client a is named twice"),
         (
             ("--clients", ",", "--address", "h:1"),

@@ -215,7 +215,7 @@ def test_pickles_are_refused():
 
     with pytest.raises(
         ValueError,
-        match=r"^it is no message of a fedtailor federation, or it is damaged$",
+        match=r"^it is not a message of a fedtailor federation, or it is damaged$",
     ):
         decode_reply(pickle.dumps(REPLY))
 
@@ -223,7 +223,7 @@ def test_pickles_are_refused():
 def test_booleans_must_be_booleans():
     body = encode_reply(Reply.to(REQUEST, {"m": np.array([True])}))
     with pytest.raises(
-        ValueError, match=r"^array 'm' holds bytes that are no booleans$"
+        ValueError, match=r"^array 'm' holds bytes that are not booleans$"
     ):
         decode_reply(body[:-8] + body[-8:].replace(b"\x01", b"\x02"))
 

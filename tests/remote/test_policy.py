@@ -231,13 +231,21 @@ def test_sums_over_fewer_clients_than_the_policy_says_are_refused(stage):
             "[privacy]\nepsilon = 1.0",
             "policy.toml, line 1: there is no entry 'privacy'",
         ),
-        ("rounds =", "policy.toml is no TOML file"),
+        ("[quick]\nruns = 9", "policy.toml, line 1: there is no entry 'quick'"),
+        ("rounds =", "policy.toml is not a TOML file"),
     ],
 )
 def test_wrong_entries_end_in_one_line(tmp_path, text, said):
     with pytest.raises(ValueError, match=r"^[^\n]*$") as caught:
         policy_of(tmp_path, text)
     assert said in str(caught.value)
+
+
+def test_a_policy_that_is_not_where_its_link_leads_is_not_none(tmp_path):
+    """Before, the defaults held, which may allow more."""
+    (tmp_path / "policy.toml").symlink_to(tmp_path / "elsewhere.toml")
+    with pytest.raises(ValueError, match=r"^cannot read .*policy.toml: No such file"):
+        read_policy(tmp_path)
 
 
 def test_what_init_policy_writes_is_the_default_with_the_jobs_rounds_and_columns(

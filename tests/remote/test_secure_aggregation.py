@@ -230,7 +230,7 @@ def test_a_client_lost_after_training_weighs_nothing_and_returns(tmp_path):
     )
     training.advance()
     assert ours.lines == [
-        f"client {lost}: it is no message of a fedtailor federation, or it is damaged"
+        f"client {lost}: it is not a message of a fedtailor federation, or it is damaged"
     ]
     expected = simulated(example("fedavg"), clients(), 0)
     expected.advance(

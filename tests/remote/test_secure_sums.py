@@ -476,6 +476,48 @@ def test_neighbours_on_a_ring_suffice(monkeypatch):
     assert circle.seen[SHARES][names[0]]["shares"].shape[0] == 5
 
 
+class LeavesOut(SecureSumServer):
+    """Names a client in a sum, with its weight, that it does not ask."""
+
+    def _advertise_keys(self):
+        self._asked = [name for name in self._asked if name != LEFT_OUT]
+        return super()._advertise_keys()
+
+    def _survivors(self, answers):
+        return np.array([name in answers or name == LEFT_OUT for name in self._names])
+
+
+LEFT_OUT = "client 4"
+
+
+def test_a_client_that_is_named_in_a_sum_without_a_part_is_missed(monkeypatch):
+    """Before, of more than 51 clients one could be left out of a second sum of the same
+    vectors without anybody knowing: the difference of both was its vector.
+    """
+    monkeypatch.setattr(sum_client, "MAX_NEIGHBOURS", 4)
+    names = tuple(f"client {number}" for number in range(12))
+    circle, weights = Circle(names), np.full((1, 12), 1 / 12)
+    (first,), _ = circle.run(weights, neighbours=4)
+    circle.begin(1)
+    one = LeavesOut(circle.ask, names, SIZE, SETTINGS, neighbours=4)
+    with suppress(TooFewClients):
+        (second,), _ = one.run(weights)
+        found = 12 * (first - second)
+        assert np.abs(found - circle.vectors[LEFT_OUT]).max() > 1e-3
+    # Its four neighbours miss it.
+    assert sum("clients that have no part in" in line for line in circle.lines) == 4
+
+
+def test_of_many_clients_some_may_be_lost_before_they_are_neighbours(monkeypatch):
+    monkeypatch.setattr(sum_client, "MAX_NEIGHBOURS", 4)
+    names = tuple(f"client {number}" for number in range(12))
+    circle, weights = Circle(names), np.full((1, 12), 1 / 12)
+    circle.lost[LEFT_OUT] = losing(KEYS)
+    sums, _ = circle.run(weights, neighbours=4)
+    step = FixedPoint(64.0).step
+    np.testing.assert_allclose(sums, circle.plain(weights, LEFT_OUT), atol=12 * step)
+
+
 # clients and coordinators that lie
 # ------------------------------------------------------------------------------------
 
@@ -850,7 +892,8 @@ def test_a_vector_has_one_name(other):
         return Circle.ask(circle, stage)
 
     def add(names, weights):
-        server = SecureSumServer(named, names, SIZE, SETTINGS)
+        vector = ("model", number)
+        server = SecureSumServer(named, names, SIZE, SETTINGS, vector=vector)
         return server.run(np.asarray(weights))
 
     add(NAMES, EVERYBODY)
@@ -1049,7 +1092,8 @@ def test_sums_of_two_vectors_of_a_client_hide_it_together(scope, kinds):
         return Circle.ask(circle, stage)
 
     def add(names, weights):
-        server = SecureSumServer(of_vector, names, SIZE, SETTINGS)
+        key = (vector, None) if isinstance(vector, str) else ("model", vector)
+        server = SecureSumServer(of_vector, names, SIZE, SETTINGS, vector=key)
         with circle.hearing():
             return server.run(np.asarray(weights))[0]
 
@@ -1062,6 +1106,38 @@ def test_sums_of_two_vectors_of_a_client_hide_it_together(scope, kinds):
         " sums, which would not hide its vector (at most 90%)"
         for name in NAMES[:4]
     ]
+
+
+@pytest.mark.parametrize("kinds", [("model", "control"), (0, 1)])
+def test_clients_that_add_different_vectors_give_no_sum(kinds):
+    """Before, a sum of one client's model and the others' controls, and one of its control
+    and their models, together showed its model.
+    """
+    circle, opened = Circle(), []
+    for name, client in circle.clients.items():
+        model = circle.vectors[name]
+        update = {"model": model, "control": -2 * model}
+        if kinds == (0, 1):
+            update = {"model": np.stack([model, -2 * model])}
+        client.hold(0, update)
+    for own, others in (kinds, kinds[::-1]):
+
+        def mixed(stage, own=own, others=others):
+            original = stage.settings_for
+
+            def settings_for(name):
+                vector = own if name == NAMES[0] else others
+                key = "kind" if isinstance(vector, str) else "number"
+                return {**original(name), key: vector}
+
+            object.__setattr__(stage, "settings_for", settings_for)
+            return Circle.ask(circle, stage)
+
+        key = (others, None) if isinstance(others, str) else ("model", others)
+        one = SecureSumServer(mixed, NAMES, SIZE, SETTINGS, vector=key)
+        opened.append(one.run(np.asarray(EVERYBODY))[0][0])
+    found = (opened[0] + 2 * opened[1]) * 5 / -3
+    assert np.abs(found - circle.vectors[NAMES[0]]).max() > 1e-3
 
 
 THREE_SUMS = (
@@ -1220,8 +1296,10 @@ INVENTED = ("x", "y", "z")
 def test_clients_that_are_invented_do_not_hide_the_others(
     sums, least, said, unchecked, monkeypatch
 ):
-    """As beyond 51 clients, where some of a sum are not among those with keys."""
-    monkeypatch.setattr(sum_client, "MAX_NEIGHBOURS", 4)
+    """As beyond 51 clients, where some of a sum are not among those with keys, and far
+    away on the ring.
+    """
+    monkeypatch.setattr(sum_client, "neighbours_of", lambda client, names, most: NAMES)
     monkeypatch.setattr(sum_server, "normalized", lambda weights, left: weights)
     circle = Circle()
     for name in NAMES:

@@ -487,7 +487,7 @@ def test_a_client_with_few_rows_tells_no_products(clients, lines):
     [
         (
             {"age": ["x"] + ["1"] * (ROWS - 1)},
-            "a.csv, row 1: 'age' is 'x', which is no number; mend it",
+            "a.csv, row 1: 'age' is 'x', which is not a number; mend it",
         ),
         (
             {"risk": ["none"] * ROWS},
@@ -552,7 +552,7 @@ def test_statistics_survive_their_file_to_the_bit_and_a_damaged_one_is_said(
     )
     with pytest.raises(
         ValueError,
-        match=r"^cannot read .*statistics.json: these are no statistics of columns",
+        match=r"^cannot read .*statistics.json: these are not statistics of columns",
     ):
         Statistics.load(tmp_path, clients.job.schema)
 

@@ -131,7 +131,7 @@ def test_a_wrong_answer_is_refused_by_name_and_the_others_count(change, said):
 def test_bytes_that_are_no_answer_are_refused_by_name(body):
     found, lines = ask(responders(b=lambda asked: body))
     assert lines == [
-        "client b: it is no message of a fedtailor federation, or it is damaged"
+        "client b: it is not a message of a fedtailor federation, or it is damaged"
     ]
     assert list(found.replies) == ["a", "c"]
 

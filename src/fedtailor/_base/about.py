@@ -46,7 +46,7 @@ class About:
             as "its personal model"; it never leaves the client.
         unseen_clients_get: what an unseen client predicts with, such as "the global
             model".
-        models_received: the class of `down`, by which tables group methods.
+        models_received: the class of `down`; tables group methods by it.
         server_sees: what the server must know of the clients' messages. The default
             "models" makes no promise to the clients.
         sums_if: the settings with which the server needs sums only, if it does not with

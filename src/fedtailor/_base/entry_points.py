@@ -91,7 +91,7 @@ def offered(group: str, name: str, what: str, base: type | None = None) -> Any:
         The loaded object; None if no package offers the name.
 
     Raises:
-        ValueError: it cannot be imported, or is no subclass of `base`.
+        ValueError: it cannot be imported, or is not a subclass of `base`.
     """
     for entry in entry_points(group=group, name=name):
         # The import of another package may raise any exception.

@@ -36,7 +36,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
             not be replaced.
     """
     if path.exists() and not (path.is_file() or path.is_dir()):
-        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
     with private_folder(path.parent, path.name) as folder:
         temporary = folder / path.name
         yield temporary
@@ -122,7 +122,7 @@ def existing_file(path: AnyPath) -> Path:
             f"{path} cannot be reached: {reason(error)}; check the path and its"
             " permissions"
         ) from None
-    kind = "a folder" if file.is_dir() else "no regular file"
+    kind = "a folder" if file.is_dir() else "not a regular file"
     raise ValueError(f"{path} is {kind}; give a file")
 
 
@@ -162,7 +162,8 @@ def _is_abandoned(path: Path) -> bool:
     try:
         os.kill(process, 0)  # sends no signal, only checks that the process exists
     except (OSError, OverflowError) as error:
-        # Other errors: the process is another user's, or the number is no process id.
+        # Other errors: the process is another user's, or the number is not a process
+        # id.
         return isinstance(error, ProcessLookupError)
     return False
 

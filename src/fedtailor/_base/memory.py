@@ -53,7 +53,7 @@ def available_memory() -> int:
     with suppress(OSError, ValueError, KeyError):
         available = min(available, 1024 * _numbers(_MEMINFO)["MemAvailable:"])
     with suppress(OSError, ValueError, KeyError):
-        # Copies of files that were not used lately make place.
+        # The page cache can be reclaimed.
         spare = _numbers(_CGROUP_DETAILS)["inactive_file"]
         left = int(_CGROUP_LIMIT.read_text()) - int(_CGROUP_USAGE.read_text()) + spare
         available = min(available, left)

@@ -23,11 +23,11 @@ def html_paragraphs(lines: Iterable[object]) -> str:
 def html_table(
     header: Sequence[object], rows: Iterable[Sequence[Any]], title: str = ""
 ) -> str:
-    """A table of which the first rows are shown.
+    """A table that shows its first rows.
 
     Args:
         header: [c] names of the columns.
-        rows: each with c cells; numbers that are no whole ones are rounded.
+        rows: each with c cells; those that are not whole are rounded.
         title: a line above the table.
     """
     rows = list(rows)
@@ -61,7 +61,7 @@ def updatable_line(text: str) -> Callable[[str], None] | None:
     # IPython on a terminal has no kernel.
     if getattr(shell, "kernel", None) is None:
         return None
-    # IPython is there in notebooks only, and is no dependency.
+    # IPython is there in notebooks only, and is not a dependency.
     display = import_module("IPython.display").display
     shown = display({"text/plain": one_line(text)}, raw=True, display_id=True)
     return lambda text: shown.update({"text/plain": one_line(text)}, raw=True)

@@ -48,7 +48,7 @@ def configure_jax() -> None:
 
 
 def local_devices() -> list[Any]:
-    """The devices of this process: one for each core, also where the program called JAX
+    """The devices of this process: one for each core, even where the program called JAX
     before it ran anything here.
 
     JAX counts a CPU as one device from its first call on. Such a program gets devices of

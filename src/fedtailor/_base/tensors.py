@@ -44,7 +44,7 @@ def tensor(name: str, entry: Mapping[str, Any]) -> np.ndarray:
         )
     array = np.frombuffer(entry["data"], DTYPES[entry["dtype"]])
     if array.dtype == np.dtype(bool) and (array.view(np.uint8) > 1).any():
-        raise ValueError(f"array {name!r} holds bytes that are no booleans")
+        raise ValueError(f"array {name!r} holds bytes that are not booleans")
     return array.reshape(entry["shape"])
 
 
@@ -74,7 +74,7 @@ class TensorFile(Mapping[str, np.ndarray]):
     """The arrays of a safetensors file, each of which is read when it is asked for.
 
     Raises:
-        SafetensorError: the file is damaged; when an array is asked for, also if it is
+        SafetensorError: the file is damaged; when an array is asked for, even if it is
             of a type that is not read.
         OSError: the file cannot be read.
     """

@@ -20,7 +20,7 @@ def overall_p(
     Args:
         squared: |g_i - g_j|^2.
         variances: v_i = tr S_i / n_i.
-        degrees: degrees of freedom by which each v_i is known, for gradients that vary
+        degrees: degrees of freedom of each v_i, for gradients that vary
             in one direction. None takes them as known and as equal.
 
     Returns:

@@ -16,7 +16,7 @@ Kernel = Literal["eq9", "eq6", "bound"]
 """The rule for the weights, given gradients g_i and standard deviations sigma_i.
 
 * `eq9` (the long paper): w_ij ~ n_j exp(-|g_i - g_j|^2 / (2 sigma_i^2)).
-* `eq6` (the short paper and the released code): with 2 sigma_i sigma_j in place of
+* `eq6` (the short paper and the released code): with 2 sigma_i sigma_j instead of
   2 sigma_i^2, a symmetric kernel. It equals `eq9` if all sigma_i are equal.
 * `bound` (not in the papers): the weights that minimise
   sqrt(sum_j w_j^2 v_j) + sum_j w_j |E g_i - E g_j|, where v_j is the variance of g_j.
@@ -198,7 +198,7 @@ def restrict_to_reporters(
     Args:
         rows: weights over the whole population.
         sizes: [m] training samples of the population.
-        cohort: the clients of the round, of which some report.
+        cohort: the clients of the round; some of them report.
 
     Returns:
         Rows over the cohort's clients. Each sums to 1 or is zero.

@@ -125,7 +125,7 @@ def _mix_hidden(
     w: Float[np.ndarray, "s c"],
     own_weight: Float[np.ndarray, " s"],
 ) -> Float[Array, "s d"]:
-    """`mix` of vectors of which the server sees only weighted sums.
+    """`mix` of vectors that the server sees as weighted sums only.
 
     Args:
         theta: the streams' models.

@@ -94,7 +94,7 @@ def geometric_median(x: Vectors) -> Vector:
     """
     # Every iterate is a mean of the vectors with weights w, so that distances follow from
     # inner products. They are measured from the vector with the least sum of distances:
-    # it is as good as honest, and the products of honest vectors are then not lost beside
+    # it is as good as honest, and the products of honest vectors do then not drown in
     # those of vectors far away.
     centre = _least_sum_of_distances(x)
     products = gram(x - x[centre])

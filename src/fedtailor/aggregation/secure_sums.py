@@ -1,5 +1,5 @@
-"""Sums of clients' vectors of which a server learns nothing else: their settings, which sums
-hide each client, and the fixed-point numbers that are added.
+"""Sums of clients' vectors, from which a server learns nothing else: their settings,
+which sums hide each client, and the fixed-point numbers that are added.
 
 Over machines they are computed behind masks (`fedtailor.remote`). A simulation computes the
 same numbers from the vectors themselves (`hidden_update`).
@@ -376,7 +376,7 @@ def hidden_update(
     settings: SecureSums,
     history: SumHistory,
 ) -> dict[str, ClientRows]:
-    """The update of a simulated cohort, of which a server gets secure sums only.
+    """The update of a simulated cohort; the server gets secure sums of it only.
 
     Args:
         update: what the clients sent, by kind.

@@ -264,7 +264,7 @@ class SumHistory:
                     )
             except (
                 *(OSError, ValueError, KeyError),
-                *(TypeError, AttributeError, RecursionError),
+                *(TypeError, AttributeError, RecursionError, OverflowError),
             ) as error:
                 raise ValueError(
                     f"cannot read {path}: {error}; it says which sums this client has a"
@@ -293,7 +293,7 @@ class SumHistory:
         return together
 
     def vectors(self, round: int, run: str = "") -> list[Any]:
-        """The names of the vectors of which there are sums."""
+        """The names of the vectors that have sums."""
         return [json.loads(key) for key in self._of(round, run).sums]
 
     def members(self, round: int, run: str = "") -> frozenset[str] | None:

@@ -20,6 +20,7 @@ from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.fedavgm import FedAvgM
 from fedtailor.algorithms.fedbabu import FedBABU
 from fedtailor.algorithms.fedbn import FedBN
+from fedtailor.algorithms.fedcp import FedCP
 from fedtailor.algorithms.feddbe import FedDBE
 from fedtailor.algorithms.feddpa import FedDPA
 from fedtailor.algorithms.feddyn import FedDyn
@@ -40,6 +41,7 @@ from fedtailor.algorithms.fedrod import FedRoD
 from fedtailor.algorithms.fedtgp import FedTGP
 from fedtailor.algorithms.finetune import FineTune
 from fedtailor.algorithms.flexlora import FlexLoRA
+from fedtailor.algorithms.gpfl import GPFL
 from fedtailor.algorithms.heterofl import HeteroFL
 from fedtailor.algorithms.hetlora import HetLoRA
 from fedtailor.algorithms.hypcluster import HypCluster
@@ -69,6 +71,7 @@ __all__ = [
     "CFL",
     "CGPFL",
     "DAPPER",
+    "GPFL",
     "IFCA",
     "L2GD",
     "MAPPER",
@@ -88,6 +91,7 @@ __all__ = [
     "FedAvgM",
     "FedBABU",
     "FedBN",
+    "FedCP",
     "FedDBE",
     "FedDPA",
     "FedDyn",

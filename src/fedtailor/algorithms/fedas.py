@@ -61,7 +61,7 @@ class FedAS(FedPer):
     that it trained last. A client that never took part trains the received body under
     the initial head for a round.
 
-    In place of t_i the released code (and PFLlib) adds up the squared norms of the
+    Instead of t_i the released code (and PFLlib) adds up the squared norms of the
     gradients of whole batches, in evaluation mode (`fisher="batches"`), so that clients
     with more batches count more. It aligns the server's body itself, in place: each
     client receives a body that has been aligned with all clients before it.

@@ -1,4 +1,4 @@
-"""FedDPA: a global adapter, and beside it a local one for each client."""
+"""FedDPA: a global adapter, and in addition a local one for each client."""
 
 from typing import ClassVar, Literal
 
@@ -51,8 +51,8 @@ class FedDPA(FedPer):
     Each weight W of a trained network has two low-rank adapters: a global one, trained
     as in FedAvg, and a local one, which never leaves its client i. For this, a model is
     `lora(network, rank=r, local_rank=q)`. In a round a client trains first the local
-    adapter l_i = (A_i, B_i) beside the received global one g = (A, B), then the global
-    one alone (FedDPA-T):
+    adapter l_i = (A_i, B_i) together with the received global one g = (A, B), then the
+    global one alone (FedDPA-T):
 
         l_i <- SGD(l_i; W + (1 - share) B A + B_i A_i),    g_i <- SGD(g; W + B A),    g <- sum_i q_i g_i
 
@@ -83,7 +83,7 @@ class FedDPA(FedPer):
         down="1 global adapter",
         up="1 global adapter",
         client_keeps="its local adapter",
-        unseen_clients_get="trains a local adapter beside the global one",
+        unseen_clients_get="trains a local adapter in addition to the global one",
         models_received="a part",
         server_sees="sums",
     )
@@ -91,7 +91,7 @@ class FedDPA(FedPer):
     part: str = "local"
     """The part of the model that stays on the client: the local adapters."""
     share: ZeroIsStatic = 0.5
-    """The global adapters count 1 - share beside the local ones, in [0, 1) (released
+    """The global adapters count 1 - share next to a client's own; in [0, 1) (released
     code: 0.5).
     """
     schedule: Literal["rounds", "after"] = "rounds"

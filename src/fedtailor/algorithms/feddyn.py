@@ -59,7 +59,7 @@ class FedDyn(Algorithm):
     clients. Averages are uniform, because the objective is the mean over clients.
 
     The released code minimizes the mean over all samples instead: client i with the
-    share q_i of the samples has alpha / (m q_i) in place of alpha. `weights="samples"`
+    share q_i of the samples has alpha / (m q_i) instead of alpha. `weights="samples"`
     does that; its fixed point is the minimum of sum_i q_i F_i.
     """
 

@@ -1,4 +1,4 @@
-"""FedFew: a few models for many clients, of which the worst-off count most."""
+"""FedFew: a few models for many clients; the worst-off clients count most."""
 
 from typing import ClassVar
 
@@ -33,7 +33,7 @@ from fedtailor.protocol import (
 
 @server_state
 class FedFewState(ServerState):
-    """The models of which each client picks one."""
+    """The models that each client picks one from."""
 
     model: Float[Array, "k d"]
     """theta_1, ..., theta_K."""
@@ -61,7 +61,7 @@ class FedFew(Algorithm):
     from independent initial ones, because equal models would stay equal.
 
     The released code multiplies the losses by the client's share of all samples
-    (`scaled`), which with m equal clients is the same as m mu in place of mu. It takes
+    (`scaled`), which with m equal clients is the same as m mu instead of mu. It takes
     them from the steps of the last local epoch, each batch before its step, and its
     models start as copies that differ by the order of batches only.
     """

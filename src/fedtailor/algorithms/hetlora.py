@@ -177,7 +177,7 @@ def has_adapters(local: LocalTrainer) -> bool:
 
 
 def below(params: Params, rank: Int[Array, ""]) -> Params:
-    """The model whose adapters have a rank: zeros in place of the rest."""
+    """The model whose adapters have a rank: zeros elsewhere."""
 
     def cut(keys: Any, leaf: Any) -> Any:
         factor = path_of(keys).rpartition(".")[2]

@@ -42,7 +42,7 @@ class MOON(FedAvg):
         l = mean_x -log( exp(cos(z, z_global) / tau) / ( exp(cos(z, z_global) / tau) +
         exp(cos(z, z_previous) / tau) ) )
 
-    The other two models are evaluated without training mode, also if the client's model
+    The other two models are evaluated without training mode, even if the client's model
     has batch normalisation (as in the released code). In a client's first round the
     previous model is the common initial model.
     """

@@ -152,7 +152,7 @@ class PFedHN(Algorithm):
     (pFedHN-pc), a pattern, ...
     """
     newcomer_steps: TracedInt = 20
-    """Local trainings by which a client that never took part fits its embedding."""
+    """Local trainings with which a client that never took part fits its embedding."""
     newcomer_lr: float = 0.1
     """Rate of these steps."""
 

@@ -132,8 +132,8 @@ class SelfFL(PersonalModelAlgorithm):
     20 is a good number).
     """
     forget: ZeroIsStatic = 0.0
-    """The fraction by which a new model reduces the weight of the client's past models
-    in its variance."""
+    """The fraction that a new model takes off the weight of the client's past models in
+    its variance."""
     inter_variance: float | None = None
     """A known s0, instead of the estimate."""
     intra_variances: Float[np.ndarray, " m"] | None = None
@@ -375,7 +375,7 @@ class SelfFL(PersonalModelAlgorithm):
         """
         others, inter = inbox.scalars["others"], inbox.scalars["inter"]
         # With x = s_m A, rho = A / (1/s_m + A) = x / (1 + x). So -log(rho) is
-        # log(1 + 1/x), which is accurate also for rho near 1.
+        # log(1 + 1/x), which is accurate for rho near 1, too.
         x = s * self._precision_of_others(others, inter)
         rate: Any = self.sgd.rate(local.round)
         h = self._curvature(s, inbox.only("model"), local)

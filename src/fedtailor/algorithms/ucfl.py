@@ -182,7 +182,7 @@ class UCFL(PaperUCFL):
 
     @property
     def _needs_trace(self) -> bool:
-        """Whether clients send tr S / n in place of sigma^2."""
+        """Whether clients send tr S / n instead of sigma^2."""
         return self.sigma_batch == "auto" or self.kernel == "bound"
 
     # before training

@@ -40,7 +40,7 @@ def _classify(error: BaseException) -> tuple[int, str]:
     if isinstance(error, MachineFailed):
         return FAILED, text
     if isinstance(error, UnicodeError):
-        return WRONG, f"a text is not in UTF-8: {text}"
+        return WRONG, f"a text is not UTF-8: {text}"
     # The message of such an error already says what to do.
     if isinstance(error, ValueError | ArithmeticError):
         return WRONG, text or f"{name}{_location(error)}"

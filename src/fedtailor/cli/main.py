@@ -117,8 +117,8 @@ def _print_error(message: str, *, below: bool = False) -> None:
 
 @contextmanager
 def _without_collections() -> Iterator[None]:
-    """Collects no garbage inside the context, where modules are imported, and never looks
-    at what is there at its end again.
+    """Collects no garbage inside the context, where modules are imported, and then
+    freezes what was allocated.
 
     Collections find nothing in what modules define, and take a tenth of the time in
     which a small run starts and ends. Nothing is changed where JAX is imported already:

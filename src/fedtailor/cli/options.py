@@ -55,7 +55,7 @@ def parse(target: Callable[..., T], arguments: list[str], program: str) -> T:
     if asks_for_help(arguments):
         for cls in _dataclasses(target):
             _add_help(cls)
-        # Mistakes beside it must not hide the help.
+        # Mistakes in other options must not hide the help.
         asked = next(n for n, word in enumerate(arguments) if word in HELP)
         with redirect_stderr(io.StringIO()):
             try:

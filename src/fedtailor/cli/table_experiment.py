@@ -21,9 +21,9 @@ from fedtailor.protocol.document import Document
 HIDDEN = 32
 """The width of the small network."""
 MAX_ROUNDS = 300
-"""Rounds after which a training ends that has not come to a standstill."""
+"""Rounds after which a training ends even if it has not converged."""
 EVALUATE_EVERY = 5
-"""Rounds between two evaluations, by which a standstill is found."""
+"""Rounds between two evaluations, which show when training has converged."""
 LINEAR, SERIES = "linear", "conv1d"
 """The models of tables and of windows, unless another one is named."""
 
@@ -43,7 +43,7 @@ RATE_FACTOR = 3
 """The factor between learning rates that are tried."""
 
 SMALL_ROWS = 5_000
-"""A table of at most so many rows is small: every row is tested."""
+"""The most rows of a small table, whose rows are all tested."""
 FOLDS = 5
 """So many folds divide a small table unless the user says how to split it. A second
 division would narrow intervals by a tenth, for twice the time."""
@@ -68,7 +68,7 @@ class TableComparisonOptions(TableOptions):
     hidden: int | None = None
     """The width of the hidden layer of mlp and auto (default: 32)."""
     rounds: int | None = None
-    """Communication rounds (default: until the validation loss stands still, 300 at
+    """Communication rounds (default: until the validation loss has converged, 300 at
     most)."""
     seeds: tuple[int, ...] | None = None
     """Seeds of splits, initial models and batches (default: 0 1 2; with folds, one for
@@ -191,7 +191,7 @@ def prepare_table_experiment(
         ValueError: a method does not exist, the file cannot be read, or columns are
             wrong; the message lists all problems of the columns.
     """
-    # Values that stand for any: small ones, as methods refuse large ones.
+    # Placeholder rates, small because methods reject large ones.
     rates = options.lr or (1e-3, 1e-3 / RATE_FACTOR)
     require(
         options.val != 0 or len(rates) == 1,
@@ -269,7 +269,7 @@ def table_experiment(
     scenario: dict[str, Any] = {"use": "table", "path": str(path)}
     scenario |= changed_options(options)
     models = options.models()
-    # A single model is no choice, and the usual one is the scenario's.
+    # A single model is not a choice, and the usual one is the scenario's.
     if len(models) > 1:
         scenario["models"] = models
     elif models != [{"use": "linear"}]:

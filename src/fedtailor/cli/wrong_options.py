@@ -60,7 +60,7 @@ class Option:
 
     @property
     def kinds(self) -> tuple[Any, ...]:
-        """The types of its values, of which a union has several."""
+        """The types of its values; a union has several."""
         return tuple(_members(self.annotation))
 
     @property
@@ -264,7 +264,7 @@ def _notes(annotation: Any) -> tuple[Any, ...]:
 
 
 def _members(annotation: Any) -> Iterator[Any]:
-    """The types in an annotation, of which a union has several."""
+    """The types in an annotation; a union has several."""
     if hasattr(annotation, "__metadata__"):
         yield from _members(typing.get_args(annotation)[0])
     elif typing.get_origin(annotation) in (typing.Union, types.UnionType):

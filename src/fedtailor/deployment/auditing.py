@@ -3,7 +3,7 @@ on, and what canaries prove about the epsilon of private steps.
 
 An auditor attacks models that he may question as often as he likes. Members are a
 client's training rows, and others its test rows, so that both are of one kind; validation
-rows, by which something may have been chosen, are neither.
+rows, which may have chosen something, are neither.
 """
 
 import math
@@ -364,7 +364,7 @@ def _shadow_scores(
     rows of all clients are left out.
     """
     sizes = list(zip(federation.train.sizes, federation.test.sizes, strict=True))
-    # Each row is left out once in so many trainings.
+    # Each row is left out in one of so many trainings.
     needed = max(
         2 * math.ceil((train + test) / min(train, test))
         for train, test in sizes
@@ -562,7 +562,7 @@ def lines_of(audit: PrivacyAudit) -> list[str]:
 
 
 def card_lines(audit: PrivacyAudit, client: str) -> list[str]:
-    """What a model card says of one client's model, as Markdown."""
+    """What a model card says about one client's model, as Markdown."""
     model = audit.clients.get(client)
     if model is None or np.isnan(model.threshold.area.estimate):
         return ["Not audited: this client has no training rows, or no test rows."]

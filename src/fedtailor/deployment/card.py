@@ -294,8 +294,8 @@ def _measurements(run: OpenedRun, client: str, row: dict[str, Any]) -> Iterator[
         found = comparisons(rows["time"], rows["event"] > 0.5, rows["risk"])
         yield (
             f"\nThe C-index rests on {found.pairs:,} comparable pairs of test rows, with"
-            f" {int((rows['event'] > 0.5).sum()):,} events. Of fewer than {FEW_PAIRS} pairs"
-            " nothing can be told."
+            f" {int((rows['event'] > 0.5).sum()):,} events. Fewer than {FEW_PAIRS} pairs"
+            " say nothing."
         )
     for warning in run.stored.warnings:
         if f"'{client}'" in warning:

@@ -31,7 +31,7 @@ from fedtailor.statistics.decision.intervals import MIN_SEEDS, student_interval
 
 ALL = "all"
 _BOOTSTRAPS = 100
-"""Draws of test rows by which Shapley values are uncertain."""
+"""Draws of test rows, for the uncertainty of Shapley values."""
 
 _ALIKE = ("architecture", "loss", "outputs", "dtype")
 """Settings of the model that runs of several seeds share."""

@@ -79,10 +79,10 @@ def finalize(
         name: the experiment, if there are several.
         out: the directory to write; by default `model` in the experiment's folder,
             which replaces older models there.
-        method: the label of a method for all clients, in place of the recommended ones;
+        method: the label of a method for all clients, instead of the recommended ones;
             or a baseline that keeps its models, such as "trees-personal".
-        use: "per-client": what the decision says of each client; "for-all": the method
-            that it recommends for all.
+        use: "per-client": what the decision says about each client; "for-all": the
+            method that it recommends for all.
         table: path of the table, if the file was moved.
         keep_test: do not train on the test rows of the first split.
         model: the model, or its network, if only the user's code knows it.

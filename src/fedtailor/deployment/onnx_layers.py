@@ -17,7 +17,7 @@ from fedtailor.models import layers, normalization, series
 from fedtailor.models.resnet import GlobalAveragePool, Residual
 
 _PREFIX = "fedtailor/"
-"""Begins the names of values inside a graph, beside those of a table's columns."""
+"""Begins the names of values inside a graph, so that none is a table's column."""
 
 
 def onnx_package() -> Any:

@@ -11,8 +11,9 @@ import polars as pl
 from numpy.typing import NDArray
 
 from fedtailor._base.choice import require
-from fedtailor._base.files import translate_read_errors
+from fedtailor._base.files import reason, translate_read_errors
 from fedtailor._base.printable import join_names
+from fedtailor.data.federation.files import NUMPY_ERRORS
 from fedtailor.data.tables import ENDINGS, Preprocessing, TableOptions
 from fedtailor.data.tables.kinds import category_text
 from fedtailor.data.tables.problems import first_row
@@ -258,10 +259,15 @@ def _array(path: Path, shape: tuple[int, ...]) -> NDArray[Any]:
     if path.name.lower().endswith(ARRAYS):
         require(path.is_file(), f"there is no file {path}; check the path")
         try:
-            with translate_read_errors(path):
-                return np.load(path, allow_pickle=False)
-        except (EOFError, ValueError) as error:
-            raise ValueError(f"{path} holds no array: {error}") from None
+            with translate_read_errors(path), path.open("rb") as file:
+                array = np.load(file, allow_pickle=False)
+        except NUMPY_ERRORS as error:
+            raise ValueError(f"{path} holds no array: {reason(error)}") from None
+        require(
+            isinstance(array, np.ndarray) and array.dtype.kind in "biuf",
+            f"{path} holds no array of numbers",
+        )
+        return array
     require(
         path.name.lower().endswith(ENDINGS),
         f"{path} is neither a table ({', '.join(ENDINGS)}) nor an array (.npy)",

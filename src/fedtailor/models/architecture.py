@@ -65,7 +65,7 @@ class Architecture(ABC):
 
     @property
     def frozen(self) -> FrozenArrays | None:
-        """The arrays of the network that no training changes, and that are no part of
+        """The arrays of the network that no training changes, and that are not part of
         theta; None if there are none.
         """
         return None

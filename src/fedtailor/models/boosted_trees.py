@@ -25,7 +25,7 @@ class BoostedTrees(Architecture):
 
     A node that asks for an input has its number, the largest value that goes to the left,
     and the numbers of its children; a leaf has the input -1, and a value. All trees have
-    as many places for nodes, of which a tree uses the first.
+    as many places for nodes; a tree uses the first ones.
 
     Attributes:
         rounds: trees that are added to each score.

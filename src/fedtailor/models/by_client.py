@@ -109,8 +109,8 @@ def by_client(
             client is named.
 
     Raises:
-        ValueError: a value is no network that can be part of a compiled program, or there
-            is none.
+        ValueError: a value is not a network that can be part of a compiled program, or
+            there is none.
 
     Example:
         >>> small, large = ft.models.mlp(16), ft.models.mlp((64, 16))

@@ -67,7 +67,7 @@ def cnn_5x5(
 
     Raises:
         ValueError: a width is below 1, there are not two convolutions, or (when bound)
-            the inputs are no images of 16x16 or more.
+            the inputs are not images of 16x16 or more.
 
     Example:
         >>> ft.models.cnn_5x5().bind((28, 28), 10).size

@@ -33,8 +33,8 @@ def dense_head_of(model: ModelParts, method: str) -> DenseHead:
         method: the name of the method that needs it, for messages.
 
     Raises:
-        ValueError: the head is no dense layer, or the networks keep the numbers of their
-            heads in different orders.
+        ValueError: the head is not a dense layer, or the networks keep the numbers of
+            their heads in different orders.
     """
     assert isinstance(model, Model)
     require_equal_heads(model, method)
@@ -60,7 +60,7 @@ def outputs_of_numbers(model: ModelParts, method: str) -> NDArray[np.int32]:
         for all others.
 
     Raises:
-        ValueError: a head is no dense layer.
+        ValueError: a head is not a dense layer.
     """
     assert isinstance(model, Model)
     found = np.full((len(model.members), model.size), -1, np.int32)
@@ -111,7 +111,7 @@ def require_equal_heads(model: ModelParts, method: str) -> None:
 
 @lru_cache(maxsize=64)
 def _dense_head(model: Model) -> DenseHead | None:
-    """The head of one network; None if it is no dense layer."""
+    """The head of one network; None if it is not a dense layer."""
     model = replace(model, dtype="float32")  # the order is the same in all types
     part = model.part("head" if "head" in model.parts else "everything")
     size, features = part.size, int(np.prod(model.feature_shape))

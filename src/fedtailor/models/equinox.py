@@ -284,7 +284,7 @@ def _call(network: Network, example: Array, **options: Any) -> Array:
 
 
 def _with_new_init(index: eqx.nn.StateIndex, state: eqx.nn.State) -> eqx.nn.StateIndex:
-    """The index with its value in `state` as the initial value, by which statistics are
+    """The index with its value in `state` as the initial value, which makes statistics
     part of the network.
     """
     return eqx.tree_at(lambda index: index.init, index, state.get(index))

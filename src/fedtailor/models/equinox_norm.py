@@ -74,7 +74,7 @@ class WeightedBatchNorm(eqx.nn.BatchNorm):
     def _inference_statistics(
         self, state: eqx.nn.State
     ) -> tuple[Array, Array, eqx.nn.State]:
-        """The mean and variance by which evaluation normalises.
+        """The mean and variance with which evaluation normalises.
 
         Returns:
             Mean and variance [channels], and the state, which does not change.
@@ -92,7 +92,7 @@ class WeightedBatchNorm(eqx.nn.BatchNorm):
     def _training_statistics(
         self, x: Array, state: eqx.nn.State
     ) -> tuple[Array, Array, eqx.nn.State]:
-        """The mean and variance by which a training step normalises.
+        """The mean and variance with which a training step normalises.
 
         Returns:
             Mean and variance [channels], and the state with new running statistics.

@@ -259,7 +259,7 @@ def from_linen(module: Any, input_dtype: str = "float32") -> LinenModule:
         The architecture; `bind` it to inputs, or pass it to `run`.
 
     Raises:
-        ValueError: Flax is missing, this is no linen module, or (when bound) it has
+        ValueError: Flax is missing, this is not a linen module, or (when bound) it has
             variables of other collections.
 
     Example:

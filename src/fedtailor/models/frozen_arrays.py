@@ -1,5 +1,5 @@
-"""`FrozenArrays`: the arrays of a network that no training changes, which are no part of
-theta.
+"""`FrozenArrays`: the arrays of a network that no training changes, which are not part
+of theta.
 
 They exist once: on the host in this object, and once on each device of an executor, which
 hands them to its compiled programs as an input (`placed`). Programs that are not given

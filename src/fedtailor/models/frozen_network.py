@@ -1,4 +1,4 @@
-"""Networks of which a part is frozen: only the rest is theta."""
+"""Networks with a frozen part: only the rest is theta."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Set
@@ -133,7 +133,7 @@ class Frozen(PartlyFrozen):
 def frozen(
     model: Architecture, where: str, *, start: Any = None, seed: int = 0
 ) -> Frozen:
-    """A model of which a part is frozen: its arrays are no part of theta. They lie once on
+    """A model with a frozen part, whose arrays are not part of theta. They lie once on
     each device, do not travel, and are stored once next to a run and its exports. For
     example
 
@@ -252,8 +252,8 @@ def check_inner(model: object, name: str) -> None:
     """Refuse what cannot be wrapped.
 
     Raises:
-        ValueError: it is no architecture, it is bound already, also to a precision, or
-            PyTorch's.
+        ValueError: it is not an architecture, it is bound already, also to a precision,
+            or PyTorch's.
     """
     require(
         not isinstance(model, Model),

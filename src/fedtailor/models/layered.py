@@ -119,7 +119,7 @@ def image_of(
         (height, width, channels).
 
     Raises:
-        ValueError: the inputs are no images, or too small.
+        ValueError: the inputs are not images, or too small.
     """
     shape = image_shape or input_shape
     side = math.isqrt(math.prod(input_shape))

@@ -282,7 +282,7 @@ def _entries_of(model: Model, a: str, b: str) -> tuple[AdapterEntries, ...]:
 
 
 def scale_of_adapters(model: object) -> float:
-    """alpha / r, by which the product of an adapter is multiplied; 1 without adapters."""
+    """The factor alpha / r of the product of an adapter; 1 without adapters."""
     if not isinstance(model, Model) or not isinstance(model.architecture, Lora):
         return 1.0
     return model.architecture.alpha / model.architecture.rank

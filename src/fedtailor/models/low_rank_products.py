@@ -135,7 +135,7 @@ def _total(value: Any) -> Array:
 def _evaluate(
     program: Jaxpr, constants: Sequence[Any], inputs: Sequence[Any]
 ) -> list[Any]:
-    """Run a traced program on values of which some are sums of products."""
+    """Run a traced program on values; some of them are sums of products."""
     values: dict[Any, Any] = dict(zip(program.constvars, constants, strict=True))
     values.update(zip(program.invars, inputs, strict=True))
 

@@ -141,8 +141,8 @@ class Model:
 
     @property
     def frozen(self) -> FrozenArrays | None:
-        """The arrays that no training changes, which are no part of theta; None if there
-        are none.
+        """The arrays that no training changes, which are not part of theta; None if
+        there are none.
         """
         return self.architecture.frozen
 

@@ -1,4 +1,4 @@
-"""Networks of which the narrower ones are the upper left of the widest one."""
+"""Networks of several widths: a narrower one is the upper left of the widest."""
 
 import math
 from collections.abc import Mapping
@@ -70,7 +70,7 @@ def nested_networks(model: ModelParts, method: str) -> NestedNetworks:
     sizes = [len(model_arrays) for model_arrays in arrays]
     widest = int(np.argmax([sum(map(np.size, it.values())) for it in arrays]))
     refusal = (
-        f"{method} needs networks of one kind, of which each is the upper left of the"
+        f"{method} needs networks of one kind, each the upper left of the"
         " widest one; give all of them the same layers, and the widest one the largest"
         " width of each"
     )

@@ -149,7 +149,7 @@ def batch_statistics(
             axes are pixels.
 
     Returns:
-        The batch's mean and biased variance [channels], by which a training step
+        The batch's mean and biased variance [channels], with which a training step
         normalises, and the new running statistics, through which no gradient flows.
     """
     axes = tuple(axis for axis in range(x.ndim) if axis != channel_axis)

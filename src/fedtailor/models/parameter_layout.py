@@ -35,7 +35,7 @@ class Layout:
         statistics: the paths of the arrays that are running statistics.
     """
 
-    structure: Any  # jax.tree_util.PyTreeDef, which is no class to type checkers
+    structure: Any  # jax.tree_util.PyTreeDef, which is not a class to type checkers
     paths: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
     ends: tuple[int, ...]
@@ -110,7 +110,7 @@ def part_finder_of(model: "Model") -> PartFinder:
 
 
 def shapes_of(model: "Model") -> Params:
-    """The tree of a model's parameters, with shapes in place of arrays."""
+    """The tree of a model's parameters, with shapes instead of arrays."""
     layout = layout_of(model)
     leaves = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in layout.shapes]
     return jax.tree.unflatten(layout.structure, leaves)

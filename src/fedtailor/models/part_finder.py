@@ -117,7 +117,7 @@ class PartFinder:
         * "re:X": parameters in whose path the regular expression X is found. X is the
           whole rest of the name, and may contain commas.
         * "X,Y": the union of X and Y, which may have any of these forms. For example,
-          "head,not bias" is all of the head and all parameters that are no bias. In such
+          "head,not bias" is all of the head and all parameters that are not bias. In such
           a list, a regular expression ends at the next comma.
         * The path of a layer ("layers.2") or of a parameter ("layers.2.weight"), or a
           pattern on paths with the wildcards of `fnmatch` ("layers.*.weight").
@@ -179,7 +179,7 @@ class PartFinder:
             expression = re.compile(name.removeprefix(REGEX))
         except re.error as error:
             raise ValueError(
-                f"part {name!r} is no regular expression ({error})"
+                f"part {name!r} is not a regular expression ({error})"
             ) from None
         return {p for p in self.parameters if expression.search(p.path)}
 
@@ -220,7 +220,8 @@ class PartFinder:
         layers = list(dict.fromkeys(p.layer for p in self.parameters))
         called = [layer for layer in self.layer_info.order if layer in layers]
         in_order = [layer for layer in layers if layer not in called] + called
-        # A part starts at each layer that is no normalisation, and ends at the last layer.
+        # A part starts at each layer that is not a normalisation, and ends at the last
+        # layer.
         starts = [
             index
             for index, layer in enumerate(in_order)

@@ -36,7 +36,7 @@ def windows(y: Float[Array, "o h w b"]) -> Float[Array, "4 o n"]:
 
 
 def _windows_fwd(y: Array) -> tuple[Array, Array]:
-    """The windows, and the input, of which only the shape is used."""
+    """The windows, and the input, whose shape alone is used."""
     return _four_pixels(y), y
 
 
@@ -253,7 +253,7 @@ def _window_max(y: Array) -> Array:
 def _with_derivative(
     forward: Callable[..., Array], backward: Callable[..., Array]
 ) -> Callable[[Array, Array], Array]:
-    """A function of windows and bias, of which `backward` computes the derivative with
+    """A function of windows and bias, whose derivative `backward` computes with
     respect to the windows.
     """
 

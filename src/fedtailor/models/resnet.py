@@ -137,9 +137,9 @@ def resnet(
         The architecture; `bind` it to inputs, or pass it to `run`.
 
     Raises:
-        ValueError: the depth is no 6 n + 2 and not 18, the normalisation or the stem is
-            unknown or not one of this depth, or (when bound) the inputs are no images of
-            8x8 or more.
+        ValueError: the depth is not 6 n + 2 and not 18, the normalisation or the stem is
+            unknown or not one of this depth, or (when bound) the inputs are not images
+            of 8x8 or more.
 
     Example:
         >>> ft.models.resnet(depth=8, norm="group").bind((32, 32, 3), 10).size

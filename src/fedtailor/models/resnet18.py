@@ -110,8 +110,8 @@ class Linear(eqx.Module):
 
 
 class BasicBlock(StatefulLayer):
-    """relu(branch(x) + shortcut(x)): two 3x3 convolutions beside the identity or, where
-    the image is halved, a 1x1 convolution.
+    """relu(branch(x) + shortcut(x)): two 3x3 convolutions next to the identity or,
+    where the image is halved, a 1x1 convolution.
     """
 
     conv1: Kernel

@@ -233,7 +233,7 @@ def _series_shape(input_shape: tuple[int, ...], model: str) -> tuple[int, int]:
     """The steps and channels of inputs.
 
     Raises:
-        ValueError: they are no series.
+        ValueError: they are not series.
     """
     if len(input_shape) != 2 or math.prod(input_shape) == 0:
         raise ValueError(

@@ -40,7 +40,7 @@ class Wrapper(Architecture):
         """The network, with the changes that training made to that of `inner`."""
 
     def inner_shapes(self, network: Network) -> Network:
-        """The network of `inner`, of which only shapes count."""
+        """The network of `inner`; only its shapes count."""
         return self.inner_network(network)
 
     def run_inner(self, network: Network, function: Callable[[Network], T]) -> T:

@@ -206,7 +206,7 @@ def lenet5(
 
     Raises:
         ValueError: the pooling or the normalisation is unknown, or (when bound) the
-            inputs are no images of 16x16 or more.
+            inputs are not images of 16x16 or more.
 
     Example:
         >>> ft.models.lenet5().bind((32, 32, 3), 10).size
@@ -291,7 +291,7 @@ def cnn(dropout: bool = False, image_shape: Sequence[int] | None = None) -> CNN:
         The architecture; `bind` it to inputs, or pass it to `run`.
 
     Raises:
-        ValueError: (when bound) the inputs are no images of 6x6 or more.
+        ValueError: (when bound) the inputs are not images of 6x6 or more.
 
     Example:
         >>> ft.models.cnn().bind((28, 28), 62).size
@@ -393,7 +393,7 @@ def lstm(
 
     Raises:
         ValueError: a number is below 1 (the vocabulary: 2), or (when bound) the inputs
-            are no sequences of ids.
+            are not sequences of ids.
 
     Example:
         >>> ft.models.lstm(vocabulary=100).bind((25,), 2).size

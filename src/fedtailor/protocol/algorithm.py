@@ -143,7 +143,7 @@ class Algorithm:
         return 1
 
     def numbers_per_round(self, model: ModelParts) -> int:
-        """How many numbers a client sends in a round, at most (single ones beside vectors
+        """How many numbers a client sends in a round, at most (a few single numbers
         need not be counted). It says so before it trains.
         """
         return model.size
@@ -319,8 +319,8 @@ class Algorithm:
         """
         return self.init_client(inbox.only("model"))
 
-    # the probe: an optional exchange before training, by which the server learns about
-    # the clients (UCFL: how similar their gradients are)
+    # the probe: an optional exchange before training that tells the server about the
+    # clients (UCFL: how similar their gradients are)
     # ----------------------------------------------------------------------------------
 
     def probe_downlink(self, server: Any, cohort: Cohort) -> Downlink:

@@ -54,8 +54,8 @@ class Clients:
         names: their names [m].
         sizes: training samples [m].
         groups: the true group of each client [m]; None if the data have no groups.
-        original_index: [m] the index of each client in the user's own order, by which
-            reports sort tables.
+        original_index: [m] the index of each client in the user's own order, which
+            reports keep in their tables.
     """
 
     ids: NDArray[np.uint64]

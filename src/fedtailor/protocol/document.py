@@ -51,7 +51,7 @@ def read_document(path: Path, *, quick: bool = False, alone: bool = False) -> Do
         path: the file. Its setting `base` is the path of another file, relative to it.
         quick: also merge the table [quick].
         alone: whether a base is refused: a file of others would choose which of this
-            machine's files are read.
+            machine's files are read. The table [quick] then is one like others.
 
     Raises:
         ValueError: a file cannot be read, is not TOML, has a base that it may not have, is
@@ -86,7 +86,7 @@ def read_document(path: Path, *, quick: bool = False, alone: bool = False) -> Do
     ]
     sizes = []
     for name, text, layer in reversed(layers):
-        size = layer.pop(QUICK, None)
+        size = None if alone else layer.pop(QUICK, None)
         if size is not None:
             require(
                 isinstance(size, dict), f"{name}: {QUICK} must be a table, [{QUICK}]"
@@ -107,7 +107,7 @@ def read_document(path: Path, *, quick: bool = False, alone: bool = False) -> Do
 
 
 def _without_removed(content: dict[str, Any]) -> dict[str, Any]:
-    """The content without what is `false` where that is no value: a published figure
+    """The content without what is `false` where that is not a value: a published figure
     that a base has, or a table that a quick size removes once more.
     """
     result = dict(content)
@@ -197,6 +197,8 @@ def _parse(path: Path) -> tuple[str, dict[str, Any]]:
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror}") from None
     except RecursionError:
-        raise ValueError(f"{path} is no TOML file: it is nested too deeply") from None
+        raise ValueError(
+            f"{path} is not a TOML file: it is nested too deeply"
+        ) from None
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ValueError(f"{path} is no TOML file: {error}") from None
+        raise ValueError(f"{path} is not a TOML file: {error}") from None

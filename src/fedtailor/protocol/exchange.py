@@ -302,8 +302,8 @@ class Executor(Protocol):
         unseen: the clients that never take part.
         examples: draws from the seen clients' training data; None unless the executor can
             show these to the server, as in a simulation.
-        concurrency: the number of runs that are trained at the same time (in lock-step),
-            by which wall times are divided.
+        concurrency: the number of runs that are trained at the same time (in
+            lock-step); wall times are divided by it.
     """
 
     seen: Clients

@@ -17,7 +17,8 @@ clients with a weight in it have left.
 
 
 class HiddenRows(ClientRows):
-    """One vector of every client of a cohort, of which the server gets weighted sums only.
+    """One vector of every client of a cohort; the server gets weighted sums of them
+    only.
 
     It replaces `ClientRows`, and `mix` accepts it. Reading the vector of a single client
     is refused.
@@ -98,7 +99,7 @@ class HiddenRows(ClientRows):
         sums, is_known = self._add_up(weights, self._index)
         return sums.reshape(len(weights), *self._shape[1:]), is_known
 
-    # A property in place of the base class's field.
+    # A property instead of the base class's field.
     @property
     def values(self) -> NoReturn:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Refused.

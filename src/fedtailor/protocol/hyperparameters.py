@@ -207,7 +207,7 @@ _PLAIN = (str, int, float, types.NoneType, tuple, list, dict, set, type)
 def _check_kind(name: str, value: object, annotation: Any) -> None:
     """Refuse a plain value, a class or other settings in a field of another kind.
 
-    Arrays pass, as JAX puts its own in place of numbers.
+    Arrays pass, as JAX puts its own instead of numbers.
     """
     kinds = _kinds(annotation)
     is_plain = isinstance(value, _PLAIN) or is_hyperparameters(value)

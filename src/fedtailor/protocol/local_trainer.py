@@ -86,10 +86,10 @@ class LocalTrainer(Protocol):
                 of a proximal term (mu / 2) |w - anchor|^2.
             linear_term: c [d]: adds c to every gradient, such as SCAFFOLD's control
                 variates.
-            gradient: a function that computes the gradient of a step in place of
+            gradient: a function that computes the gradient of a step instead of
                 `batch_gradient`, for example for a mixture of models. It must count its
                 work itself (`count_work`), unless it calls `batch_gradient`.
-            steps: the number of steps, in place of that in `sgd`. It is traced, and may
+            steps: the number of steps, instead of that in `sgd`. It is traced, and may
                 differ from client to client.
             split: the split to train on.
             train_only: the part of the model to train. All other entries, including
@@ -255,7 +255,7 @@ class LocalTrainer(Protocol):
 
         Args:
             gradients: the number of batches whose gradient the step computes.
-            forwards: the number of batches of which it computes a forward pass only.
+            forwards: the number of batches that take a forward pass only.
         """
         ...
 

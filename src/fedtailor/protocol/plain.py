@@ -303,7 +303,7 @@ def _new_part(annotation: Any, place: KeyPath) -> Any:
     for cls in typing.get_args(annotation) if is_union else (annotation,):
         if isinstance(cls, type) and getattr(cls, "__is_hyperparameters__", False):
             return cls()
-    raise ConfigError(place, f"{place[-1]} is no table; give it a value")
+    raise ConfigError(place, f"{place[-1]} is not a table; give it a value")
 
 
 def check_choice_at(name: str, names: Sequence[str], place: KeyPath, what: str) -> None:
@@ -445,8 +445,8 @@ def _message(text: str) -> str:
 def _path_in(plain: Any, location: Sequence[int | str]) -> tuple[KeyPath, Any]:
     """The key path of a problem's location, and the value there.
 
-    Parts of a location that name an alternative of a union are no keys. A plain value in a
-    list is told with the list.
+    Parts of a location that name an alternative of a union are not keys. A plain value
+    in a list is named together with the list.
     """
     path: list[str] = []
     value: Any = plain

@@ -64,8 +64,8 @@ class SGD:
     optimum of all clients together vanishes; None = no decrease.
     """
     optimizer: Any = None
-    """An `optax.GradientTransformation` in place of SGD with momentum, which does not use
-    `lr` and `momentum`.
+    """An `optax.GradientTransformation` instead of SGD with momentum, which does not
+    use `lr` and `momentum`.
     """
     dp_noise: float | None = None
     """Differential privacy of single examples (DP-SGD): the standard deviation of the noise

@@ -1,5 +1,5 @@
-"""Answers of clients of which the executor holds the weighted sums that the server asked for,
-and not the single arrays.
+"""Clients' answers, whose weighted sums the executor holds as the server asked for
+them, and not the single arrays.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -54,7 +54,7 @@ class ExpectedSums(Protocol):
 
 
 class SummedRows(ClientRows):
-    """One array of every client of a cohort, of which certain weighted sums were added up
+    """One array of every client of a cohort, whose weighted sums were added up
     while the clients trained.
 
     It replaces `ClientRows`. If the server asks for other sums, or for the array of a
@@ -118,7 +118,7 @@ class SummedRows(ClientRows):
         rows = self._rows()
         return rows if self._index is None else rows.item(self._index)
 
-    # Properties in place of the base class's fields.
+    # Properties instead of the base class's fields.
     @property
     def values(self) -> Shaped[Array | np.ndarray, "r ..."]:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.rows().values

@@ -14,8 +14,8 @@ fedtailor is imported only then; the extra `federation` installs it.
 * `https`: the transport: the coordinator's port, and the clients' connection to it.
 * `service`: the processes of both sides; `serving`: all that a coordinator does;
   `flower_app`: the same as a plain Flower app.
-* `simulation`: a job with simulated clients; `demo`: a federation on one machine beside
-  its simulation.
+* `simulation`: a job with simulated clients; `demo`: a federation on one machine,
+  compared with its simulation.
 """
 
 from typing import TYPE_CHECKING, Any

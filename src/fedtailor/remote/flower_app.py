@@ -112,7 +112,7 @@ def answer(message: Message, context: Context) -> Message:
 
 
 def _proof(settings: Mapping[str, Any], values: Mapping[str, Any]) -> RecordDict:
-    """The client's name, and a signature by which the coordinator believes it."""
+    """The client's name, and a signature that proves it to the coordinator."""
     try:
         kit = read_kit(Path(_setting(settings, "kit")))
         signed = signature(kit.pem, _signed(_bytes(values, _CHALLENGE)))

@@ -56,9 +56,9 @@ def serve(
         directory: the federation's directory, as `fedtailor federation init` makes it. The
             run is kept in its subdirectory `run`.
         listen: address to listen on; all of this machine's by default.
-        resume: go on with the run that is there.
+        resume: continue the run that is there.
         wait: seconds to wait for the clients.
-        patience: seconds for which a round that too few clients answer is asked again.
+        patience: how many seconds to retry a round that too few clients answer.
         most_rows: a client that says that it has more rows is left out.
         compile_time: seconds that the first exchange of each task waits beyond the job's
             deadline, as clients compile then.
@@ -141,11 +141,11 @@ def check_run(directory: Path, *, resume: bool) -> None:
     has_run = (directory / RUN_DIRECTORY / MANIFEST).exists()
     require(
         resume or not has_run,
-        f"{directory / RUN_DIRECTORY} already holds a run; --resume goes on with it",
+        f"{directory / RUN_DIRECTORY} already holds a run; --resume continues it",
     )
     require(
         has_run or not resume,
-        f"there is no run in {directory} to go on with; leave out --resume",
+        f"there is no run to continue in {directory}; leave out --resume",
     )
 
 

@@ -199,7 +199,8 @@ def begun(
     refuses them.
 
     Raises:
-        ValueError: it cannot be run without these options either, which is no refusal.
+        ValueError: it cannot be run without these options either, which is not a
+            refusal.
     """
     try:
         return train(algorithm, federation(), make_model(), 0, **options)

@@ -266,7 +266,7 @@ def test_settings_that_make_no_sense_are_refused(make, message):
 
 def test_a_mean_that_follows_nan_is_no_matter_of_the_rate():
     with pytest.raises(
-        Diverged, match="told to send: put a robust-mean before byzantine"
+        Diverged, match="the simulated attack: put a robust-mean before byzantine"
     ):
         run(
             FEDAVG,

@@ -66,9 +66,9 @@ def test_idx_files_of_every_kind(tmp_path, kind):
             gzip.compress(idx(np.zeros((9, 5), np.uint8)) + b"0"),
             "holds more bytes where its header, shape .9, 5., promises 45",
         ),
-        (gzip.compress(idx(np.zeros(9, np.uint8))), "no idx file with 2 axes"),
-        (gzip.compress(b"\0\0"), "no idx file"),
-        (gzip.compress(b"text, not an array"), "no idx file"),
+        (gzip.compress(idx(np.zeros(9, np.uint8))), "not an idx file with 2 axes"),
+        (gzip.compress(b"\0\0"), "not an idx file"),
+        (gzip.compress(b"text, not an array"), "not an idx file"),
     ],
     ids=[
         "truncated",
@@ -310,18 +310,18 @@ class Evil:
     ("content", "message"),
     [
         (pickle.dumps(Evil(), 2), "it asks for .*print"),
-        (b"nonsense", "no batch of CIFAR-10"),
+        (b"nonsense", "not a batch of CIFAR-10"),
         (
             pickle.dumps(
                 {"data": np.zeros((19, 3072), np.uint8), "labels": [0] * 19}, 2
             ),
-            "no batch of CIFAR-10",
+            "not a batch of CIFAR-10",
         ),
         (
             pickle.dumps({"data": np.zeros((20, 3072)), "labels": [0] * 20}, 2),
             "float64 pixels",
         ),
-        (pickle.dumps([1, 2], 2), "no batch of CIFAR-10"),
+        (pickle.dumps([1, 2], 2), "not a batch of CIFAR-10"),
         (
             pickle.dumps(
                 {"data": np.zeros((20, 3072), np.uint8), "labels": [0.5] * 20}, 2
@@ -334,7 +334,7 @@ class Evil:
             ),
             "<U1 labels, not integers",
         ),
-        (b"\x80\x02]q\x00(X\xff\xff\xff\x7f", "no batch of CIFAR-10"),
+        (b"\x80\x02]q\x00(X\xff\xff\xff\x7f", "not a batch of CIFAR-10"),
     ],
 )
 def test_other_pickles_are_refused_unread(data_dir, batches, capsys, content, message):
@@ -404,7 +404,7 @@ def test_femnist_from_leafs_own_files(data_dir, below):
         ),
         (
             lambda content: content["user_data"]["f1"]["x"][0].pop(),
-            "no FEMNIST file of LEAF",
+            "not a FEMNIST file of LEAF",
         ),
         (
             lambda content: content["user_data"]["f1"]["y"].__setitem__(0, 62),
@@ -414,7 +414,7 @@ def test_femnist_from_leafs_own_files(data_dir, below):
             lambda content: content["user_data"]["f1"]["x"][1].__setitem__(0, 255.0),
             "pixels outside",
         ),
-        (lambda content: content.pop("users"), "no FEMNIST file of LEAF"),
+        (lambda content: content.pop("users"), "not a FEMNIST file of LEAF"),
         (
             lambda content: content["user_data"]["f1"]["x"][1].__setitem__(
                 0, float("nan")
@@ -427,7 +427,7 @@ def test_femnist_from_leafs_own_files(data_dir, below):
         ),
         (
             lambda content: content["user_data"]["f1"]["y"].__setitem__(0, 2**70),
-            "no FEMNIST file of LEAF",
+            "not a FEMNIST file of LEAF",
         ),
     ],
 )
@@ -451,7 +451,7 @@ def test_files_in_leafs_place_are_refused_in_one_line(data_dir, content):
     (data_dir / "femnist/train").mkdir()
     (data_dir / "femnist/train/a.json").write_bytes(content)
     with pytest.raises(
-        ValueError, match=r"a\.json is no FEMNIST file of LEAF"
+        ValueError, match=r"a\.json is not a FEMNIST file of LEAF"
     ) as raised:
         femnist()
     assert "\n" not in str(raised.value)
@@ -461,7 +461,7 @@ def test_a_pipe_in_leafs_place_is_not_waited_for(data_dir):
     write_leaf(data_dir / "femnist", "test", 0, leaf({"f1": 3}))
     (data_dir / "femnist/train").mkdir()
     os.mkfifo(data_dir / "femnist/train/a.json")
-    with pytest.raises(ValueError, match=r"a\.json is no regular file"):
+    with pytest.raises(ValueError, match=r"a\.json is not a regular file"):
         femnist()
 
 

@@ -64,5 +64,5 @@ def test_sources_cannot_lose_their_checksum_or_https(source):
         return
     assert source.url.startswith("https://")
     for change in ({"hashes": {}}, {"url": source.url.replace("https", "http")}):
-        with pytest.raises(ValueError, match=r"needs a SHA-256|no https address"):
+        with pytest.raises(ValueError, match=r"needs a SHA-256|not an https address"):
             dataclasses.replace(source, **change)

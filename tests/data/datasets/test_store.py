@@ -254,7 +254,7 @@ def test_an_unreadable_file_is_not_called_damaged(data_dir, known):
 
 
 @pytest.mark.parametrize(
-    ("make", "what"), [(os.mkfifo, "no regular file"), (os.mkdir, "a folder")]
+    ("make", "what"), [(os.mkfifo, "not a regular file"), (os.mkdir, "a folder")]
 )
 def test_what_is_no_file_is_named_and_not_waited_for(data_dir, make, what):
     fill(data_dir / "toys", b=b"2")
@@ -266,7 +266,11 @@ def test_what_is_no_file_is_named_and_not_waited_for(data_dir, make, what):
 @pytest.mark.parametrize(
     ("url", "known", "message"),
     [
-        ("http://localhost/toys", HASHES, "http://localhost/toys is no https address"),
+        (
+            "http://localhost/toys",
+            HASHES,
+            "http://localhost/toys is not an https address",
+        ),
         (
             "https://localhost/toys",
             {"a.bin": HASHES["a.bin"]},

@@ -250,7 +250,7 @@ def test_a_split_column_is_followed():
             "row 5 of x is masked; fill it in or drop the row",
         ),
         ({"client": np.ma.masked_equal(rows()[2], 5)}, r"row \d+ of client is masked"),
-        ({"x": [[1.0], [2.0, 3.0]]}, "x is no array: its rows differ in length"),
+        ({"x": [[1.0], [2.0, 3.0]]}, "x is not an array: its rows differ in length"),
         ({"x": 3.0}, "x has no rows"),
         ({"x": np.zeros((300, 1), object)}, "x is object; convert"),
         (
@@ -266,7 +266,7 @@ def test_a_split_column_is_followed():
         ({"client": np.array(["", *["a"] * 299])}, "row 0 has an empty client"),
         (
             {"client": np.array([b"\xff", *[b"a"] * 299])},
-            "a client is bytes that are no UTF-8",
+            "a client is bytes that are not UTF-8",
         ),
         (
             {"client": np.array([" \t", *["a"] * 299])},

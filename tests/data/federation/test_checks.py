@@ -73,7 +73,7 @@ def test_arrays_become_plain():
             np.ma.array([[1, 2], [3, 4]], mask=[[False, False], [True, False]]),
             "row 1 of x is masked",
         ),
-        ([[1, 2], [3]], "x is no array: its rows differ in length"),
+        ([[1, 2], [3]], "x is not an array: its rows differ in length"),
     ],
 )
 def test_what_is_masked_or_ragged_is_refused(values, message):
@@ -109,8 +109,8 @@ class NAType:
         (np.array(["a", NAType()], object), "row 1 has no client"),
         (np.array(["a", ""]), "row 1 has an empty client"),
         (np.array(["", ""]), "row 0 has an empty client"),
-        (np.array([b"a", b"\xff"]), "bytes that are no UTF-8"),
-        (np.array(["a", b"\xff"], object), "bytes that are no UTF-8"),
+        (np.array([b"a", b"\xff"]), "bytes that are not UTF-8"),
+        (np.array(["a", b"\xff"], object), "bytes that are not UTF-8"),
     ],
 )
 def test_missing_and_empty_text_is_refused(values, message):

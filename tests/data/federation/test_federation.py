@@ -141,7 +141,7 @@ NAN = np.where(np.arange(18).reshape(9, 2) == 9, np.nan, 0).astype(np.float32)
         ),
         (
             {"names": ("ann", "b\ud800", "bob")},
-            "has a name that is no Unicode text; rename it",
+            "has a name that is not Unicode; rename it",
         ),
         ({"names": ("ann", "bob")}, "train lists 3 clients, and there are 2 names"),
         ({"x": np.zeros((0, 2), np.float32)}, "no examples"),

@@ -201,12 +201,12 @@ def npy(array):
     ("name", "content", "message"),
     [
         ("a.npz", None, "there is no file"),
-        ("a.npz", b"not a zip", "no readable .npz"),
-        ("a.npz", npy(np.zeros(3)), "no readable .npz"),
+        ("a.npz", b"not a zip", "not a readable .npz"),
+        ("a.npz", npy(np.zeros(3)), "not a readable .npz"),
         (
             "a.npz",
             npz(x=np.zeros((9, 99)), y=np.zeros(9), client=np.zeros(9))[:-400],
-            "no readable .npz",
+            "not a readable .npz",
         ),
         (
             "a.npz",
@@ -216,7 +216,7 @@ def npy(array):
         (
             "a.npz",
             npz(x=np.array([{}]), y=np.zeros(1), client=np.zeros(1, int)),
-            "no readable .npz of plain arrays",
+            "not a readable .npz of plain arrays",
         ),
         ("a.parquet", None, "there is no file"),
         ("a.parquet", b"PAR1 nonsense", "a.parquet cannot be read"),

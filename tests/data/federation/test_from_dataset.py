@@ -91,7 +91,7 @@ def test_data_sets_of_pytorch_are_read():
         ({"a": Pairs(X[:0], Y)}, {}, "has no examples"),
         ({"a": Pairs(X, Y)}, {"client": OWNERS}, "leave it out"),
         ({"a": Pairs(X, Y), "b": Pairs(X[:, 0], Y)}, {}, "give all one shape"),
-        ({"a": [1, 2]}, {}, "no pair"),
+        ({"a": [1, 2]}, {}, "not a pair"),
         ({"a": Pairs(X, Y)}, {"x": "image"}, "have no columns"),
         ({"a": Columns(u=Y, v=Y)}, {}, "name that of the target with y"),
         ({"a": Columns(u=Y, v=Y, label=Y)}, {}, "name one with x"),

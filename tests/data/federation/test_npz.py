@@ -56,7 +56,8 @@ def test_an_npz_that_says_it_is_larger_than_the_memory_is_refused_at_once(
 
 
 @pytest.mark.parametrize(
-    ("make", "message"), [(os.mkfifo, "is no regular file"), (os.mkdir, "is a folder")]
+    ("make", "message"),
+    [(os.mkfifo, "is not a regular file"), (os.mkdir, "is a folder")],
 )
 def test_what_is_no_npz_file_is_not_waited_for(tmp_path, make, message):
     make(tmp_path / "own.npz")

@@ -139,7 +139,8 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path, path, message):
 
 
 @pytest.mark.parametrize(
-    ("make", "message"), [(os.mkfifo, "is no regular file"), (os.mkdir, "is a folder")]
+    ("make", "message"),
+    [(os.mkfifo, "is not a regular file"), (os.mkdir, "is a folder")],
 )
 def test_what_is_no_file_is_not_waited_for(tmp_path, make, message):
     make(tmp_path / "f")

@@ -122,10 +122,10 @@ def test_groups_can_be_given():
         (lambda: LabelPermutations(0), "groups is 0"),
         (
             lambda: Rotations()(federation((4, 5))),
-            r"inputs of shape \(4, 5\) are no square images",
+            r"inputs of shape \(4, 5\) are not square images",
         ),
-        (lambda: Rotations()(federation((5,))), "no square images"),
-        (lambda: Rotations()(federation((2, 2, 1, 1))), "no square images"),
+        (lambda: Rotations()(federation((5,))), "not square images"),
+        (lambda: Rotations()(federation((2, 2, 1, 1))), "not square images"),
         (
             lambda: Rotations()(federation(), groups=np.full(12, 4)),
             "client '0' is in group 4; groups count 0..3",

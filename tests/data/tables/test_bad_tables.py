@@ -104,9 +104,9 @@ FILES = {
     "zip": (
         b"PK\3\4" + b"x" * 99,
         {},
-        "no text file, it looks like .xlsx; give it that ending",
+        "not a text file, it looks like .xlsx; give it that ending",
     ),
-    "binary": (bytes(range(256)) * 9, {}, "no text file; save the table as CSV"),
+    "binary": (bytes(range(256)) * 9, {}, "not a text file; save the table as CSV"),
     "other encoding": (
         "site,age,sick\né,1,0\n".encode("latin-1"),
         {"encoding": "ascii"},
@@ -420,7 +420,7 @@ def test_what_is_no_file_is_not_waited_for(tmp_path):
     (tmp_path / "text.csv.gz").write_bytes(csv())
     (tmp_path / "damaged.parquet").write_bytes(b"PAR1 nonsense")
     for name, message in (
-        ("pipe.csv", "is no regular file"),
+        ("pipe.csv", "is not a regular file"),
         ("folder.csv", "is a directory; give the file in it"),
         ("nowhere.csv", "no file .*nowhere.csv .No such file"),
         ("notes.doc", "of no known kind; give a file that ends in .csv"),

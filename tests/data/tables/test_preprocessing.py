@@ -230,7 +230,7 @@ def test_json_gives_the_same_preprocessing_back(frame, table, tmp_path):
     assert Preprocessing.load(learned.save(tmp_path / "preprocessing.json")) == learned
     for text, message in (
         ("{}", "holds no preprocessing"),
-        ("[", "no preprocessing, or a damaged"),
+        ("[", "not a preprocessing, or a damaged"),
         ("3", "damaged"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -238,7 +238,7 @@ def test_json_gives_the_same_preprocessing_back(frame, table, tmp_path):
     damaged = json.loads(learned.to_json())
     del damaged["columns"][0]["mean"], damaged["columns"][0]["name"]
     (tmp_path / "damaged.json").write_text(json.dumps(damaged))
-    with pytest.raises(ValueError, match=r"damaged\.json: this is no preprocessing"):
+    with pytest.raises(ValueError, match=r"damaged\.json: this is not a preprocessing"):
         Preprocessing.load(tmp_path / "damaged.json")
 
 
@@ -293,27 +293,30 @@ GOOD = {"mass": 70.0, "town": "Rome", "code": 1, "smoker": True, "born": "1960-0
         ),
         (
             {**GOOD, "mass": "heavy"},
-            "'mass' holds 'heavy' in row 1, which is no number",
+            "'mass' holds 'heavy' in row 1, which is not a number",
         ),
         (
             {**GOOD, "mass": float("inf")},
-            "'mass' holds inf in row 1, which is no number",
+            "'mass' holds inf in row 1, which is not a number",
         ),
-        ({**GOOD, "mass": 1e200}, "'mass' holds 1e.200 in row 1, which is no number"),
+        (
+            {**GOOD, "mass": 1e200},
+            "'mass' holds 1e.200 in row 1, which is not a number",
+        ),
         (
             {**GOOD, "mass": 1e60},
             "'mass' is 1e.60 in row 1, which is too far from what training had",
         ),
         (
             {**GOOD, "born": "last May"},
-            "'born' holds 'last May' in row 1, which is no date",
+            "'born' holds 'last May' in row 1, which is not a date",
         ),
-        ({**GOOD, "born": 7}, "'born' holds 7 in row 1, which is no date"),
+        ({**GOOD, "born": 7}, "'born' holds 7 in row 1, which is not a date"),
         (
             {**GOOD, "smoker": "often"},
-            "'smoker' holds 'often' in row 1, which is no boolean",
+            "'smoker' holds 'often' in row 1, which is not a boolean",
         ),
-        ({**GOOD, "smoker": 2}, "'smoker' holds 2 in row 1, which is no boolean"),
+        ({**GOOD, "smoker": 2}, "'smoker' holds 2 in row 1, which is not a boolean"),
         ([GOOD, {"mass": 1.0}], "'town' is not given in row 2; use None"),
         ([GOOD, 3], "each row is a dict of column names and values, not int"),
         ([], "there are none; give one at least"),

@@ -192,7 +192,7 @@ def test_a_column_called_split_is_used_without_asking(frame):
     )
     other = from_table(given, **ROLES, drop=["split"], seed=2)
     assert sorted(rows(other, "test")[0]) != sorted(rows(table, "test")[0])
-    # a slip of the pen is no category: an input would tell which rows are the test
+    # a slip of the pen is not a category: an input would tell which rows are the test
     slip = given.with_columns(
         split=pl.Series(["train", "tarin", "val", "test"] * (N // 4))
     )

@@ -278,7 +278,7 @@ def test_a_rare_class_is_named():
 
 def test_clients_of_one_row_raise_an_eyebrow():
     rng = np.random.default_rng(0)
-    # Three clients of many rows come first, and are no examples of those with one.
+    # Three clients of many rows come first, and are not examples of those with one.
     site = [*range(100, 167), *rng.integers(0, 3, 30).tolist()]
     table = frame(rows=97).with_columns(site=pl.Series(site))
     warning = from_table(table, **ROLES).warnings[0]

@@ -1,4 +1,4 @@
-"""What is no model, method or federation is said in one line, with what to do."""
+"""What is not a model, method or federation is said in one line, with what to do."""
 
 import equinox as eqx
 import jax

@@ -27,7 +27,7 @@ class Elsewhere:
 
     def __getattr__(self, name):
         if name not in self.promised:
-            raise AttributeError(f"{name} is no part of an executor")
+            raise AttributeError(f"{name} is not part of an executor")
         return getattr(self._inner, name)
 
     def exchange(self, exchange):

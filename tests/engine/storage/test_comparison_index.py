@@ -90,8 +90,11 @@ def test_the_file_has_the_keys_that_it_has_always_had(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda text: text[:-5], "is no index of an experiment"),
-        (lambda text: text.replace("1.5", "'long'"), "is no index of an experiment"),
+        (lambda text: text[:-5], "is not an index of an experiment"),
+        (
+            lambda text: text.replace("1.5", "'long'"),
+            "is not an index of an experiment",
+        ),
         (lambda text: text.replace("1.5", "1.25"), "its digest is wrong"),
         (lambda text: text.replace('"digest"', '"note"'), "its digest is wrong"),
         (lambda text: text.replace('"quick"', "3"), "size is 3; it must be"),

@@ -137,7 +137,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(half, whole, caplog, 
     with caplog.at_level(logging.WARNING, "fedtailor"):
         done = start(half, resume=True)
     assert (
-        "going on from the one before, round 1" in caplog.text
+        "continuing from the one before, round 1" in caplog.text
         and caplog.text.count("\n") == 1
     )
     assert len(done.training.round_seconds) == 4

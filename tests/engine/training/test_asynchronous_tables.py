@@ -51,7 +51,7 @@ def test_a_file_and_the_command_line_say_the_same(tmp_path, monkeypatch):
         ("2,slowness=none.csv", "cannot read none.csv"),
         ("2,slowness=wrong.csv", "line 2 of wrong.csv"),
         ("2,slowness=twice.csv", "a second time"),
-        ("2,slowness=text.csv", "no number"),
+        ("2,slowness=text.csv", "not a number"),
         ("2,slowness=empty.csv", "names no clients"),
         ("30", "only 20 clients train"),
     ],

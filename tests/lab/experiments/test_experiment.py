@@ -158,7 +158,7 @@ def test_tables_are_laid_over_tables():
             "seeds = [0, 1]",
             "seeds = [0, 0]",
             2,
-            r"seeds is \[0, 0\]; every seed may stand there once",
+            r"seeds is \[0, 0\]; give every seed once",
         ),
         (
             "seeds = [0, 1]",
@@ -277,7 +277,7 @@ def test_a_mistake_in_the_quick_size_or_in_the_base_is_found_there(write):
 def test_files_that_are_none(write, tmp_path):
     with pytest.raises(ValueError, match=r"cannot read .*nothing\.toml: No such file"):
         load_experiment(tmp_path / "nothing.toml")
-    with pytest.raises(ValueError, match=r"e\.toml is no TOML file: Invalid value"):
+    with pytest.raises(ValueError, match=r"e\.toml is not a TOML file: Invalid value"):
         load_experiment(write("title = "))
     with pytest.raises(ValueError, match="title is missing"):
         load_experiment(write("rounds = 3"))

@@ -1,4 +1,4 @@
-"""Comparisons that train until the loss stands still, with grids that grow."""
+"""Comparisons that train until the loss has converged, with grids that grow."""
 
 import json
 from types import SimpleNamespace

@@ -341,7 +341,7 @@ def test_a_baseline_that_is_ahead_is_in_the_first_line(tmp_path, monkeypatch):
     assert verdict.answer.startswith(
         "Without a federation, trees-alone title scores better than every federated"
         " method: 100.0 against 70.0 of LOCAL in 2 splits, too few to conclude; it is a"
-        " yardstick, of which no model is made. Of the federated methods use LOCAL for"
+        " yardstick, and makes no model. Of the federated methods use LOCAL for"
     )
     pooled = with_baselines(tmp_path / "pooled", {"trees-pooled": "perfect"})
     verdict = decide(pooled, "shift").verdict

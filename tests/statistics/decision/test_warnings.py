@@ -49,7 +49,7 @@ def test_rows_that_repeat_or_leak():
     assert repeated.startswith("1 of 5 test rows repeat")
     assert leaked.startswith("1 of 5 test rows are in the training data")
     assert "(b)" in leaked
-    # Another client's rows, and rows with another target, are no leak.
+    # Another client's rows, and rows with another target, are not a leak.
     assert warn_repeated_rows({"a": rows(0, 1)}, {"b": rows(0, 1)}) == []
     assert warn_repeated_rows({"a": rows(0, 1)}, {"a": (x[:2], y[:2] + 1)}) == []
 

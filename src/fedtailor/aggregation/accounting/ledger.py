@@ -278,7 +278,7 @@ class Ledger:
         missing = [name for name in names if name not in frame.columns]
         if missing:
             raise ValueError(
-                f"this is no ledger: it has no column {', '.join(missing)}"
+                f"this is not a ledger: it has no column {', '.join(missing)}"
             )
         return Ledger(Entry(*values) for values in frame.select(names).iter_rows())
 

@@ -47,8 +47,8 @@ these kinds and nothing else.
 """
 
 NOISE_TAIL = 8.0
-"""Standard deviations by which the norm of noise may exceed its typical size; it exceeds
-more in one of 10^13 updates.
+"""How many standard deviations the norm of noise may lie above its typical size; it is
+further above in one of 10^13 updates.
 """
 
 REPORTERS_PER_COUNT_NOISE = 20

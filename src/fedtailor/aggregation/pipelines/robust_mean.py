@@ -1,4 +1,4 @@
-"""RobustMean: an average that a few clients that lie cannot move far, in place of the mean."""
+"""RobustMean: an average that a few Byzantine clients cannot move far."""
 
 import math
 from typing import Any, ClassVar, Literal, get_args

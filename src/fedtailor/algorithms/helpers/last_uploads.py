@@ -33,7 +33,7 @@ class LastUploads(ServerState):
             cohort: the clients of the round.
 
         Returns:
-            With the models of the reporters in place of their earlier models. If all
+            With the models of the reporters instead of their earlier models. If all
             clients report, no model is copied.
         """
         if cohort.reporting.all() and len(cohort) == len(self.row):

@@ -23,7 +23,7 @@ from fedtailor.protocol import (
 
 @server_state
 class SharedPart(AveragedModels):
-    """A model [1, d] of which one part is averaged.
+    """A model [1, d]; one part of it is averaged.
 
     All other entries are those of the initial model. `optimizer` is the state for the
     shared part only.

@@ -193,7 +193,7 @@ def nearest_streams(
 
 
 def stream_diagnostics(server: UCFLState) -> list[Diagnostic]:
-    """The weights, the silhouettes and the errors by which settings were chosen."""
+    """The weights, and the silhouettes and errors that chose the settings."""
     diagnostics: list[Diagnostic] = [
         MatrixDiagnostic(
             "collaboration", "Weights of all clients for each client", server.rows

@@ -255,7 +255,7 @@ def differ(probe: Probe) -> bool:
 
 
 def warm_up_diagnostics(asked: Float[np.ndarray, "k 2"]) -> list[LineDiagnostic]:
-    """The silhouettes of the probes, by which the time of the last one was chosen."""
+    """The silhouettes of the probes, which chose the time of the last one."""
     if not len(asked):
         return []
     rounds, silhouettes = asked.T

@@ -97,7 +97,7 @@ def renew(options: RenewOptions) -> int:
         renew_keys(options.dir, names)
         for name in names:
             say(
-                f"{name} needs {kits / name / PEM} in place of its old one,"
+                f"{name} needs {kits / name / PEM} to replace its old one,"
                 " over a channel you trust; it keeps its state."
             )
         say("The old keys are not accepted any more. Then remove the kits here.")
@@ -105,7 +105,7 @@ def renew(options: RenewOptions) -> int:
     renew_certificate(options.dir, authority=options.authority)
     if options.authority:
         certificate = options.dir / "coordinator" / "ca.crt"
-        say(f"Every client needs {certificate} in place of its old one.")
+        say(f"Every client needs {certificate} to replace its old one.")
     say("A coordinator that is running takes the new certificate within seconds.")
     return 0
 

@@ -15,7 +15,7 @@ from fedtailor.remote.wire.waits import check_wait
 class Boost:
     """Boost trees over the clients of a federation, from sums behind masks, as the table
     [boosting] of the job says. The shared trees are written to DIR/boosted; each client
-    may go on with trees of its own, and keeps its model.
+    may add trees of its own, and keeps its model.
     """
 
     dir: tyro.conf.Positional[Path]
@@ -27,7 +27,7 @@ class Boost:
     wait: float = 600.0
     """Seconds to wait for the clients."""
     patience: float = 600.0
-    """Seconds for which a step that a client does not answer is asked again."""
+    """How many seconds to retry a step that a client does not answer."""
 
     def __post_init__(self) -> None:
         check_wait(as_option("wait"), self.wait)
@@ -55,7 +55,7 @@ def boost(options: Boost) -> int:
     )
     check_place(directory, resume=options.resume)
     advice = (
-        "rounds of trees that were complete are kept: go on with fedtailor federation"
+        "rounds of trees that were complete are kept: continue with fedtailor federation"
         f" boost {options.dir} --resume"
     )
     assert job.boosting is not None

@@ -27,7 +27,7 @@ per-fedavg apfl l2gd ifca
 fedper fedrep lg-fedavg fedbn fedbabu fedrod fedala moon feddbe knn-per feddpa flexlora
 mr-mtl feddyn fedadam fedyogi fedadagrad fedem fedamp pacfl pfedhn
 fedproto fedgh fedtgp heterofl fedmd
-fedfew fedlc ccvr fedas fedpac fedex-lora hetlora
+fedfew fedlc ccvr fedas fedpac fedex-lora hetlora gpfl fedcp
 """.split()  # noqa: SIM905 (a line a family; quotes and commas would hide the names)
 """The methods in the order of the list, by family; other methods come last."""
 

@@ -23,13 +23,13 @@ class Options:
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """A run directory."""
     shadows: int = 0
-    """Train so many shadow models for the likelihood-ratio attack (LiRA): each takes as
+    """The number of shadow models for the likelihood-ratio attack (LiRA); each takes as
     long as the run."""
     canaries: int = 0
-    """Train once with so many canaries, which say how large the epsilon of private steps
-    is at least."""
+    """Train once with this number of canaries, which give a lower bound of the epsilon
+    of private steps."""
     seed: int = 0
-    """Of shadow trainings and canaries."""
+    """Random seed for shadow trainings and canaries."""
     model: str | None = None
     """FILE.py:NAME that makes the network, if it is your own code (it is run)."""
     json: bool = False

@@ -75,8 +75,8 @@ class Options:
     again.
     """
     precision: FileDType | None = None
-    """The type of the models' numbers, in training and in messages: bfloat16 halves what
-    travels, and sums stay in float32 (default: the experiment's, or float32)."""
+    """The type of the models' numbers, in training and in messages: bfloat16 halves
+    the messages, and sums stay in float32 (default: the experiment's, or float32)."""
     canonical: bool = False
     """Aggregate in the order of clients, so that results do not depend on the number of
     devices.
@@ -133,7 +133,7 @@ def compare(arguments: list[str]) -> int:
     # The file is read again when runs are resumed, and a pipe can be read only once.
     require(
         path.is_file() or not path.exists(),
-        f"{path} is no regular file; write it to one",
+        f"{path} is not a regular file; write it to one",
     )
     if path.name.lower().endswith(ENDINGS):
         options: Options = parse(OwnTableOptions, remaining, program)
@@ -165,7 +165,7 @@ def compare(arguments: list[str]) -> int:
         return _print_plan(comparison, options)
     with (
         progress_over_runs(experiment.name, experiment.runs) as progress,
-        explain_interrupt("stopped; the same command goes on where it was"),
+        explain_interrupt("stopped; the same command continues where it stopped"),
     ):
         comparison.progress = progress
         index = comparison.run()
@@ -242,7 +242,7 @@ def _print_plan(comparison: Comparison, options: Options) -> int:
         say(f"Runs that are added: at most {duration(content['added_seconds'])} more.")
     if ends_early:
         say(
-            "A training ends when its validation loss stands still, often much earlier."
+            "A training ends when its validation loss has converged, often much earlier."
         )
     return 0
 

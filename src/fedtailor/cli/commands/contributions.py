@@ -28,11 +28,11 @@ class Options:
     ]
     """The results of a comparison, or run directories of one method, one for each seed."""
     method: str | None = None
-    """Of a comparison, the method (default: the recommended one or, where that is
+    """The method of the comparison (default: the recommended one or, where that is
     training alone, the shared one that the decision speaks of)."""
     shapley: bool = False
-    """Shapley values, too: of all coalitions of at most 8 clients, which takes 2^clients
-    trainings a seed; of more clients from sampled orders."""
+    """Shapley values, too: with at most 8 clients from all coalitions, which takes
+    2^clients trainings a seed; with more clients from sampled orders."""
     permutations: int = 20
     """Orders that are sampled for more than 8 clients."""
     out: Path | None = None

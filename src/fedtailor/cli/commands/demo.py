@@ -97,7 +97,9 @@ def _train(
             title = f"{scenario.name}: {label}, seed {seed}"
             with (
                 progress_of(title, rounds) as progress,
-                explain_interrupt("stopped; `fedtailor demo` goes on where it was"),
+                explain_interrupt(
+                    "stopped; `fedtailor demo` continues where it stopped"
+                ),
             ):
                 run(
                     algorithm,

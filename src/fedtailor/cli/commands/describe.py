@@ -38,7 +38,7 @@ class Options:
     missing: tuple[str, ...] = ()
     """Further words for a missing cell; COLUMN=WORD for a word of one column."""
     fold_case: bool = False
-    """Read text in small letters, with single blanks: BASEL is Basel."""
+    """Read text in lower case, with single spaces: BASEL is Basel."""
     separator: str | None = None
     """What stands between the cells of a line (default: recognised)."""
     decimal: Literal[".", ","] | None = None
@@ -73,7 +73,7 @@ def describe(arguments: list[str]) -> int:
     options = parse(Options, arguments, "fedtailor describe")
     require(
         options.table.name.lower().endswith(ENDINGS),
-        f"{options.table} is no table ({', '.join(ENDINGS)})",
+        f"{options.table} is not a table ({', '.join(ENDINGS)})",
     )
     with as_typed():
         description, notes = describe_table(

@@ -4,6 +4,7 @@ train, before any training.
 
 import json
 import math
+import sys
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,7 +49,7 @@ class Options:
     """Options of a diagnosis."""
 
     seed: int = 0
-    """Of the data's split and the initial model."""
+    """Random seed for the split and the initial model."""
     warm: int = 0
     """Rounds of FedAvg before the probe. A network that has learned nothing may hide who
     resembles whom; 10 rounds show it."""
@@ -71,8 +72,8 @@ class TableDiagnosisOptions(Options, TableOptions):
     """Options of a diagnosis of a table of one's own."""
 
     model: str | None = None
-    """The model: its name, with arguments after a colon (default: linear; of windows
-    conv1d).
+    """The model: its name, with arguments after a colon (default: linear; conv1d
+    for windows).
     """
 
     def __post_init__(self) -> None:
@@ -95,7 +96,8 @@ def diagnose(arguments: list[str]) -> int:
     if name.lower().endswith(ENDINGS) or Path(name).is_file():
         path = Path(name)
         require(
-            name.lower().endswith(ENDINGS), f"{name} is no table ({', '.join(ENDINGS)})"
+            name.lower().endswith(ENDINGS),
+            f"{name} is not a table ({', '.join(ENDINGS)})",
         )
         options: Options = parse(
             TableDiagnosisOptions, remaining, f"fedtailor diagnose {name}"
@@ -118,6 +120,7 @@ def diagnose(arguments: list[str]) -> int:
         settings=Settings(devices=options.devices),
     )
     if options.json:
+        say_block(description, file=sys.stderr)
         say_block(json.dumps(finite(as_dict(advice)), allow_nan=False))
     else:
         say_block(f"{description}\n\n{as_text(advice)}")

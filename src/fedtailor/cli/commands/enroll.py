@@ -37,7 +37,7 @@ class Options:
     mean or most frequent value.
     """
     unknown: Literal["error", "other"] = "error"
-    """A category that training never saw: refuse it, or take it as none of the known
+    """A category that training never saw: refuse it, or treat it as none of the known
     ones.
     """
     model: str | None = None

@@ -27,7 +27,7 @@ class Options:
     out: Path
     """A new directory."""
     format: Literal["safetensors", "onnx"] = "safetensors"
-    """Of the models."""
+    """The format of the models."""
     encoded: bool = False
     """onnx: graphs of a table take the model's inputs, which preprocessing.json gives,
     instead of the table's own columns."""

@@ -59,7 +59,7 @@ Train over machines that keep their own data (docs/federation.md).
   simulate DIR --data FILE ...                 run the same job on this machine
   status DIR                                   what its coordinator is doing
   renew DIR [--clients a,b]                    renew its certificate, or clients' keys
-  revoke DIR CLIENT                            let a client in no more
+  revoke DIR CLIENT                            do not let a client in any more
 
 `fedtailor federation COMMAND --help` says more."""
 
@@ -85,13 +85,13 @@ class InitOptions:
     target: str | None = None
     """With --data: the column to predict."""
     event: str | None = None
-    """With --data, of survival: the column that says whether the event was seen; --target
-    then names the column of times.
+    """With --data, for survival: the column that says whether the event was seen;
+    --target then names the column of times.
     """
     time: str | None = None
-    """With --data, of series: the column of times, which orders the rows of a window."""
+    """With --data, for series: the column of times, which orders the rows of a window."""
     window: int | None = None
-    """With --data and --time: rows of a window, which is an example."""
+    """With --data and --time: how many rows a window has; each window is an example."""
     step: int | None = None
     """With --window: rows between the beginnings of two windows to train on."""
 
@@ -107,7 +107,7 @@ class ServeOptions:
     wait: float = 600.0
     """Seconds to wait for the clients."""
     patience: float = 3600.0
-    """Seconds for which a round that too few clients answer is asked again."""
+    """How many seconds to retry a round that too few clients answer."""
     most_rows: int = 10_000_000
     """A client that says that it has more rows is left out."""
     compile_time: float = 300.0
@@ -126,7 +126,7 @@ class ServeOptions:
     """Show the run in experiment trackers, too: mlflow, tensorboard, wandb (offline).
     """
     resume: bool = False
-    """Go on with the run in DIR/run."""
+    """Continue the run in DIR/run."""
     check: bool = False
     """Only connect all clients, print who is there, and end."""
 
@@ -204,7 +204,7 @@ class PredictOptions:
     probabilities: bool = False
     """Write the probability of every class, too."""
     times: tuple[float, ...] = ()
-    """Of survival: the times at which to write the share without the event."""
+    """For survival: the times at which to write the share without the event."""
     coverage: float | None = None
     """Write sets of classes, or intervals of a number, that contain the truth in this share
     of rows, such as 0.9: from this client's own validation rows.
@@ -222,8 +222,8 @@ class SimulateOptions:
     out: Path | None = None
     """Keep the run in this directory."""
     replay: Path | None = None
-    """Of a job with late clients: take their answers as this run of machines took them
-    (DIR/run).
+    """For a job with asynchronous clients: take their answers as this run over machines
+    took them (DIR/run).
     """
 
 
@@ -336,7 +336,7 @@ def _serve(options: ServeOptions) -> int:
         experiment="federation",
         run=options.dir.resolve().name,
     )
-    advice = f"go on with fedtailor federation serve {options.dir} --resume"
+    advice = f"continue with fedtailor federation serve {options.dir} --resume"
     with ExitStack() as stack, explain_interrupt(f"stopped; {advice}"):
         try:
             run = serve(

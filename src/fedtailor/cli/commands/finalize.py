@@ -38,10 +38,10 @@ class Options:
     """A new directory for the models (default: RESULTS/EXPERIMENT/model, where older ones
     are replaced)."""
     method: str | None = None
-    """Refit this method for all clients, in place of what is recommended."""
+    """Refit this method for all clients, instead of what is recommended."""
     use: Literal["per-client", "for-all"] = "per-client"
-    """For each client what the decision says of it, or for all the one method that it
-    recommends.
+    """For each client what the decision says about it, or for all the one method that
+    it recommends.
     """
     table: Path | None = None
     """Where the table is now, if it was moved."""

@@ -85,7 +85,7 @@ def fit(arguments: list[str]) -> int:
     options = parse(Options, arguments, "fedtailor fit")
     require(
         options.table.name.lower().endswith(ENDINGS),
-        f"{options.table} is no table ({', '.join(ENDINGS)})",
+        f"{options.table} is not a table ({', '.join(ENDINGS)})",
     )
     with as_typed():
         fitted, notes = fit_table(

@@ -28,7 +28,7 @@ class Options:
     """A run directory, final models (`fedtailor finalize`) or the results that they are
     in, or exported models."""
     rows: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="ROWS")]
-    """A table of rows; of models that were trained on arrays, numbers in the order of
+    """A table of rows; for models that were trained on arrays, numbers in the order of
     their inputs, or a .npy file.
     """
     client: str | None = None
@@ -40,7 +40,7 @@ class Options:
     mean or most frequent value.
     """
     unknown: Literal["error", "other"] = "error"
-    """A category that training never saw: refuse it, or take it as none of the known
+    """A category that training never saw: refuse it, or treat it as none of the known
     ones.
     """
     keep: tuple[str, ...] = ()
@@ -57,7 +57,7 @@ class Options:
     as they say on its validation rows.
     """
     times: tuple[float, ...] = ()
-    """Of survival: the times at which to write the share without the event."""
+    """For survival: the times at which to write the share without the event."""
     model: str | None = None
     """FILE.py:NAME that makes the network, if it is your own code (it is run)."""
 

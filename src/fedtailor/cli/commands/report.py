@@ -27,7 +27,7 @@ class Options:
     ] = ()
     """Which experiments (all by default)."""
     format: document.Format = "terminal"
-    """Of the tables on the standard output."""
+    """The format of the tables on the standard output."""
     details: bool = False
     """On the terminal, all tables of a comparison on a table, too: costs, settings, gains
     of all methods."""

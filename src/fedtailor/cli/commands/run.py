@@ -46,26 +46,24 @@ class Options:
     """Another model than the scenario's: its name, with arguments after a colon
     (mlp:hidden=64), or a function of a file (net.py:Net)."""
     precision: FileDType = "float32"
-    """The type of the model's numbers, in training and in messages: bfloat16 halves what
-    travels, and sums stay in float32."""
+    """The type of the model's numbers, in training and in messages: bfloat16 halves
+    the messages, and sums stay in float32."""
     seed: int = 0
-    """Of the data's split, the initial models and everything else random."""
+    """Random seed for the split, the initial models and everything else."""
     participation: float = 1.0
-    """Who reports in a round: a share of the clients (up to 1), or a number of them
-    (from 2).
-    """
+    """How many clients take part in a round: a share (up to 1), or a number (from 2)."""
     sampling: Sampling = "uniform"
-    """Who is drawn to report: always as many, every client as likely (uniform), or in
-    proportion to training samples (samples); or (poisson) each with the probability
-    --participation, independently of the others, as the accounting of noise assumes."""
+    """How clients are sampled in each round: a fixed number, uniformly (uniform) or in
+    proportion to training samples (samples); or each independently with the probability
+    --participation (poisson), as the accounting of noise assumes."""
     uplink: tuple[str, ...] = ()
     """What happens to an update on its way to the mean: robust-mean:median, clip:0.5,
     gaussian-noise:1.0,norm=0.5, byzantine:sign-flip (in a simulation), top-k:0.01, quantize,
     cast:bfloat16 (`fedtailor.aggregation.pipelines`), in this order."""
     late: str | None = None
-    """A server that does not wait for late clients: the number of answers for a step,
-    with settings after it (5,weight=hinge,mean_delay=1,slowness=speeds.csv; `LateClients`).
-    --participation then says how many train at the same time."""
+    """Asynchronous training: the number of answers after which the server updates its
+    model, with settings after it (5,weight=hinge,mean_delay=1,slowness=speeds.csv;
+    `LateClients`). --participation then says how many train at the same time."""
     metrics: tuple[str, ...] = ()
     """What to measure in addition to loss and accuracy (roc_auc, balanced_accuracy, ...); the
     first is what the run is judged by."""

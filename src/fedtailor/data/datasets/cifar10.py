@@ -132,7 +132,7 @@ def _decode_python(paths: list[Path]) -> Arrays:
             labels.append(np.asarray(batch["labels"]).reshape(_IMAGES_PER_BATCH))
         except _UNPICKLING_ERRORS as error:
             raise ValueError(
-                f"{path} is no batch of CIFAR-10 ({reason(error)}); replace it by the"
+                f"{path} is not a batch of CIFAR-10 ({reason(error)}); replace it by the"
                 " published one"
             ) from None
         if pixels[-1].dtype != np.uint8:

@@ -133,6 +133,6 @@ def _read_writers(path: Path) -> list[tuple[str, Any, Any]]:
         return writers
     except (ValueError, LookupError, TypeError, OverflowError, RecursionError) as error:
         raise ValueError(
-            f"{path} is no FEMNIST file of LEAF ({reason(error)}); make it again with"
+            f"{path} is not a FEMNIST file of LEAF ({reason(error)}); make it again with"
             " LEAF's scripts"
         ) from None

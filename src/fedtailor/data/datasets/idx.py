@@ -53,7 +53,7 @@ def _decode(path: Path, compressed: Any, start: int, axes: int) -> NDArray[Any]:
             )
             if not is_idx or header[3] != axes:
                 raise ValueError(
-                    f"{path} is no idx file with {axes} axes; replace it by the"
+                    f"{path} is not an idx file with {axes} axes; replace it by the"
                     " published one"
                 )
             dtype = np.dtype(_DTYPES[header[2]])

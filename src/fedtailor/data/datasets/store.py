@@ -76,7 +76,7 @@ class Source:
             return
         require(
             self.url.startswith("https://"),
-            f"{self.title}: {self.url} is no https address",
+            f"{self.title}: {self.url} is not an https address",
         )
         downloads = (
             [self.url.rsplit("/", 1)[1]] if self.url.endswith(ARCHIVES) else self.files

@@ -108,14 +108,14 @@ def plain_array(values: ArrayLike, name: str) -> NDArray[Any]:
         The array, without a copy if `values` is a NumPy array.
 
     Raises:
-        ValueError: the values have rows of different lengths, are no array, or have
+        ValueError: the values have rows of different lengths, are not an array, or have
             masked entries.
     """
     try:
         array = np.asanyarray(values)
     except ValueError:
         raise ValueError(
-            f"{name} is no array: its rows differ in length or kind; give every row the"
+            f"{name} is not an array: its rows differ in length or kind; give every row the"
             " same shape"
         ) from None
     if isinstance(array, np.ma.MaskedArray):
@@ -164,7 +164,7 @@ def plain_text(values: NDArray[Any], name: str) -> NDArray[np.str_]:
             text = values.astype(np.str_)
     except UnicodeDecodeError:
         raise ValueError(
-            f"a {name} is bytes that are no UTF-8; decode the column first"
+            f"a {name} is bytes that are not UTF-8; decode the column first"
         ) from None
     empty = text == ""
     if empty.any():

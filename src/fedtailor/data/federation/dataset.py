@@ -131,7 +131,7 @@ class Dataset:
             A data set with `len(labels)` classes.
 
         Raises:
-            ValueError: a label is no class, or occurs twice.
+            ValueError: a label is not a class, or occurs twice.
         """
         if self.classes is None:
             raise ValueError(f"{self.name} has no classes to choose from")

@@ -370,7 +370,7 @@ class Federation:
 
     @property
     def file(self) -> Path | None:
-        """The file of which the examples are rows; None if there is none."""
+        """The file whose rows are the examples; None if there is none."""
         return None
 
     @property

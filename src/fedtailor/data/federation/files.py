@@ -18,7 +18,7 @@ from fedtailor.data.federation.build import from_arrays
 from fedtailor.data.federation.checks import check_memory
 from fedtailor.data.federation.federation import Federation
 
-_NPZ_ERRORS = (
+NUMPY_ERRORS = (
     OSError,
     EOFError,
     MemoryError,
@@ -32,7 +32,7 @@ _NPZ_ERRORS = (
     zlib.error,
     struct.error,
 )
-"""Errors that reading a damaged .npz file, or another file, may raise."""
+"""Errors that reading a damaged .npz or .npy file, or another file, may raise."""
 
 
 def from_npz(path: str | os.PathLike[str], **options: Any) -> Federation:
@@ -67,7 +67,7 @@ def from_npz(path: str | os.PathLike[str], **options: Any) -> Federation:
     try:
         with zipfile.ZipFile(path) as archive:
             size = sum(member.file_size for member in archive.infolist())
-    except _NPZ_ERRORS:
+    except NUMPY_ERRORS:
         raise _unreadable_npz(path) from None
     # A small compressed file may contain terabytes.
     check_memory(size, 1, str(path))
@@ -76,7 +76,7 @@ def from_npz(path: str | os.PathLike[str], **options: Any) -> Federation:
             names = sorted(archive.files)
             known = ("x", "y", "client", "split", "group")
             arrays = {key: archive[key] for key in known if key in names}
-    except _NPZ_ERRORS:
+    except NUMPY_ERRORS:
         raise _unreadable_npz(path) from None
     missing = [key for key in ("x", "y", "client") if key not in arrays]
     if missing:
@@ -90,7 +90,7 @@ def from_npz(path: str | os.PathLike[str], **options: Any) -> Federation:
 def _unreadable_npz(path: Path) -> ValueError:
     """The error for a file that NumPy cannot read."""
     return ValueError(
-        f"{path} is no readable .npz of plain arrays (pickled objects are refused);"
+        f"{path} is not a readable .npz of plain arrays (pickled objects are refused);"
         " write it with numpy.savez"
     )
 

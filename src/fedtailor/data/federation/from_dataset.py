@@ -105,7 +105,7 @@ def _examples(
     else:
         require(
             isinstance(first, tuple | list) and len(first) == 2,
-            "an example is no pair (input, target) and has no columns; give a data set"
+            "an example is not a pair (input, target) and has no columns; give a data set"
             " whose examples are one of them",
         )
         require(
@@ -118,7 +118,7 @@ def _examples(
         targets = _stacked([pair[1] for pair in pairs], "targets")
     require(
         inputs.dtype.kind in "fiub",
-        "inputs are no numbers; turn texts into tokens of one length first",
+        "inputs are not numbers; turn texts into tokens of one length first",
     )
     return inputs, targets
 

@@ -1,4 +1,4 @@
-"""Training data of clients that lie: wrong labels, and back doors.
+"""Training data of Byzantine clients: wrong labels, and back doors.
 
 As the transforms of groups, a poison is a frozen dataclass of settings; calling it with a
 federation and a seed returns a new federation. Only training rows of the Byzantine clients change:
@@ -192,7 +192,7 @@ def _poisoned(
 
     Args:
         federation: the federation, which is not modified.
-        share: of the seen clients that lie.
+        share: of the seen clients that are Byzantine.
         seed: of the choice of Byzantine clients.
         poison: (x, y) of all training rows of the Byzantine clients -> the examples that replace
             them.

@@ -16,8 +16,8 @@ def repeated_rows(
 ) -> Int[NDArray, " rows"] | None:
     """Groups rows of one client that are equal in all columns.
 
-    Rows of few columns with few values are equal by chance. Copies are told from them
-    by single cells: of two different rows that agree in all columns but one, many do
+    Rows of few columns with few values are equal by chance. Single cells tell
+    copies from them: of two different rows that agree in all columns but one, many do
     not agree in that one as well, and copies always do. So repetitions count only if,
     whichever column is left out, nine in ten of the pairs that agree in the others agree
     in it, too.

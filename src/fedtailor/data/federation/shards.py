@@ -29,7 +29,7 @@ from fedtailor.protocol import PreprocessingFacts
 class FederationShard:
     """The clients of a federation that one process trains.
 
-    Give it to `fedtailor.run` in place of a federation, in every process. Each process
+    Give it to `fedtailor.run` instead of a federation, in every process. Each process
     then holds the examples and states of these clients only.
 
     Attributes:

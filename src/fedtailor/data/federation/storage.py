@@ -136,7 +136,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def fields_of(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
-    """The fields of a federation that are no arrays, from the texts of its file.
+    """The fields of a federation that are not arrays, from the texts of its file.
 
     Raises:
         ValueError: the file holds no federation.
@@ -145,7 +145,7 @@ def fields_of(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
         raise ValueError(
             f"{path} holds no federation; give a file that this version's save wrote"
         )
-    # JSON has lists in place of tuples.
+    # JSON has lists instead of tuples.
     fields = {
         key: tuple(value) if isinstance(value, list) else value
         for key, value in json.loads(metadata["federation"]).items()

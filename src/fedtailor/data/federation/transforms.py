@@ -216,7 +216,7 @@ def _side(shape: tuple[int, ...]) -> int:
         is_square = len(shape) in (2, 3) and shape[0] == shape[1]
     if not is_square or not side:
         raise ValueError(
-            f"inputs of shape {shape} are no square images; reshape x to [N, h, h] or"
+            f"inputs of shape {shape} are not square images; reshape x to [N, h, h] or"
             " [N, h, h, channels]"
         )
     return side

@@ -93,7 +93,7 @@ def _check_names(names: tuple[str, ...]) -> None:
             name.encode()
         except UnicodeEncodeError:
             raise ValueError(
-                f"client {name!r} has a name that is no Unicode text; rename it"
+                f"client {name!r} has a name that is not Unicode; rename it"
             ) from None
 
 

@@ -94,7 +94,7 @@ def read_delimited(path: Path, options: "TableOptions") -> FileContent:
             separator=separator,
             null_values=[*MISSING_WORDS, *options.missing],
             infer_schema=False,
-            glob=False,  # brackets in a path are no pattern
+            glob=False,  # brackets in a path are not a pattern
         )
 
     try:
@@ -115,7 +115,7 @@ def read_delimited(path: Path, options: "TableOptions") -> FileContent:
         ) from None
     if encoding == "cp1252" and options.encoding is None:
         notes.append(
-            "The text is no UTF-8 and was read as Windows-1252; say `encoding` if"
+            "The text is not UTF-8 and was read as Windows-1252; say `encoding` if"
             " letters look wrong."
         )
     # Polars fills lines that are too short with nulls.
@@ -184,13 +184,13 @@ def _detect_encoding(sample: bytes, path: Path) -> str:
         if max(even, odd) > 0.3 * half and min(even, odd) < 0.05 * half:
             return "utf-16-be" if even > odd else "utf-16-le"
         raise ValueError(
-            f"{path} is no text file; save the table as CSV, or give .parquet or .xlsx"
+            f"{path} is not a text file; save the table as CSV, or give .parquet or .xlsx"
             " its own ending"
         )
     if sample.startswith((b"PK\3\4", b"PAR1")):
         kind = ".xlsx" if sample.startswith(b"PK") else ".parquet"
         raise ValueError(
-            f"{path} is no text file, it looks like {kind}; give it that ending"
+            f"{path} is not a text file, it looks like {kind}; give it that ending"
         )
     return "utf-8"
 

@@ -39,7 +39,7 @@ def describe_table(
         drop: columns to leave out.
         categories: columns of numbers that are codes.
         missing: further words for missing cells.
-        fold_case: read text in small letters, with single blanks.
+        fold_case: read text in lower case, with single spaces.
         least: counts of fewer rows are hidden, as a client of a federation of machines
             hides them from others; 1 = none.
         reading: separator, decimal, thousands, encoding and sheet of a file, as

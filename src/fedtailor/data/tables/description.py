@@ -6,7 +6,7 @@ from the histograms, correlations from sums of products. What is compared betwee
 are shares of rows: in a bin, of a category, missing.
 
 A client of a federation of machines sends no count of fewer than `MIN_ROWS` rows: such a
-bin is counted to one nearer to the middle; what `sums` does with categories and missing
+bin is added to one nearer to the middle; what `sums` does with categories and missing
 cells is like it. Of a table on one's own machine nothing is hidden.
 """
 
@@ -235,7 +235,7 @@ def is_exact(shown: Int64[NDArray, " bins"], edge: int, least: int) -> bool:
 def class_counts_of(
     codes: NDArray[np.integer], classes: int, least: int = MIN_ROWS
 ) -> tuple[int, ...]:
-    """Rows of each class; classes of fewer rows are counted to the largest one."""
+    """Rows of each class; classes of fewer rows count as the largest one."""
     counts = np.bincount(codes, minlength=classes)
     few = (counts > 0) & (counts < least)
     if few.any():
@@ -302,7 +302,7 @@ def correlated_columns(
     """Columns whose products are sent: those of numbers that are not all equal.
 
     Returns:
-        The columns; none if there are more than products are sent of.
+        The columns; none if there are too many to send products of.
     """
     names = [
         name
@@ -320,7 +320,7 @@ def describe_columns(
 ) -> Description:
     """Describe the columns of one table, whose rows belong to several clients.
 
-    With `least` of `MIN_ROWS` the same numbers come of it as if each client had sent its
+    With `least` of `MIN_ROWS` the result is the same as if each client had sent its
     sums.
 
     Args:

@@ -45,7 +45,7 @@ _FAR = 10
 
 _RARE_NUMBERS = 8
 """So many numbers that few rows share hide each other. Five whole numbers follow from count,
-mean and squares now and then, even beside many frequent ones.
+mean and squares now and then, even among many frequent ones.
 """
 
 _MASKS = 3
@@ -62,7 +62,7 @@ That is about a minute.
 """
 
 _MOST_NEAR = 12
-"""Where more rows than that come into question beside one, their sets are not looked at one
+"""Where more rows than that are possible besides one, their sets are not examined one
 by one: a combination counts as theirs.
 """
 
@@ -290,7 +290,8 @@ def multipliable(
     Args:
         cells: the cells of each column, as they are shown.
         kinds: the kinds of the columns.
-        last: so many columns at the end take no part in what is kept of those before.
+        last: the number of columns at the end that take no part in what is kept of
+            those before.
     """
     columns = [_Column.of(it, kind) for it, kind in zip(cells, kinds, strict=True)]
     kept = _kept(columns, list(range(len(columns) - last)))

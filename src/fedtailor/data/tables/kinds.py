@@ -186,7 +186,7 @@ def category_text(series: pl.Series) -> pl.Series:
 def as_numbers(series: pl.Series) -> pl.Series | None:
     """Convert text to Float64; None if a cell is neither missing nor a number.
 
-    Codes with leading zeros (00501) are no numbers.
+    Codes with leading zeros (00501) are not numbers.
     """
     if has_leading_zeros(series):
         return None

@@ -98,15 +98,15 @@ def empty_notes(
 
 
 def role_notes(options: TableOptions) -> list[str]:
-    """A sentence for each column that is no input, as it divides the rows."""
+    """A sentence for each column that is not an input, as it divides the rows."""
     what = {
         "event": "says whether the event was seen",
         "split": "says which rows are the test",
-        "time": "orders a client's rows, the last of which are its test",
+        "time": "orders a client's rows (the last are its test)",
         "group": "says which rows stay together",
     }
     return [
-        f"Column {column!r} {what[role]}, and is no input."
+        f"Column {column!r} {what[role]}, and is not an input."
         for role, column in options.roles.items()
         if role in what
     ]

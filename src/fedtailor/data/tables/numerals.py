@@ -85,7 +85,7 @@ def has_leading_zeros(series: pl.Series) -> bool:
 def written_with(
     series: pl.Series, decimal: str, thousands: str | None = None
 ) -> str | None:
-    """The decimal sign of a column of text; None if a cell is no number.
+    """The decimal sign of a column of text; None if a cell is not a number.
 
     A dot or comma between groups of three digits is a thousands mark if the other one is
     the decimal sign. Of cells that can be read in both ways, `decimal` says how.

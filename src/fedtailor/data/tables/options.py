@@ -69,7 +69,7 @@ class TableOptions:
     """
     window: int | None = None
     """Rows of an example, for a long table with one row for each client and time (needs
-    `time`): each example is a window of so many rows that follow each other.
+    `time`): each example is a window of this number of consecutive rows.
     """
     step: int | None = None
     """Rows between the beginnings of two windows to train on (default: as many as a
@@ -97,7 +97,7 @@ class TableOptions:
     fewer than five rows of a client).
     """
     fold_case: bool = False
-    """Read all text in small letters and with single blanks: Yes and yes, BASEL and Basel
+    """Read all text in lower case and with single spaces: Yes and yes, BASEL and Basel
     are one value.
     """
     separator: str | None = None
@@ -235,14 +235,14 @@ class TableOptions:
 
 
 def _composed(value: Any) -> Any:
-    """Text, also in tuples, in Unicode's composed form."""
+    """Text, in tuples, too, in Unicode's composed form."""
     if isinstance(value, str):
         return unicodedata.normalize("NFC", value)
     return tuple(map(_composed, value)) if isinstance(value, tuple) else value
 
 
 def folded(text: str) -> str:
-    """Text in small letters, with single blanks."""
+    """Text in lower case, with single spaces."""
     return " ".join(text.split()).lower()
 
 

@@ -48,7 +48,7 @@ class Preprocessing:
         missing: the user's words for missing cells.
         decimal: decimal sign of numbers that are stored as text.
         thousands: their thousands mark, if the user has named it.
-        fold_case: whether text is read in small letters, with single blanks.
+        fold_case: whether text is read in lower case, with single spaces.
         decorrelation: a linear map that is applied to the encoded columns; None = no
             map.
         windowing: how rows become windows, which are the model's inputs; None = rows are.
@@ -268,7 +268,7 @@ class Preprocessing:
                     "this JSON holds no preprocessing; give what Preprocessing.to_json"
                     " wrote"
                 )
-            # JSON has lists in place of tuples.
+            # JSON has lists instead of tuples.
             columns = []
             for column in content.pop("columns"):
                 column["categories"] = tuple(column["categories"])
@@ -288,7 +288,7 @@ class Preprocessing:
             *(KeyError, TypeError, AttributeError),
         ) as error:
             raise ValueError(
-                f"this is no preprocessing, or a damaged one ({error}); write it again"
+                f"this is not a preprocessing, or a damaged one ({error}); write it again"
             ) from None
 
     def save(self, path: str | os.PathLike[str]) -> Path:
@@ -341,7 +341,7 @@ class Preprocessing:
         if bad.any():
             problems.add(
                 f"column {column.name!r} holds {series.filter(bad)[0]!r} in"
-                f" {_row_text(bad)}, which is no {column.kind} as in training; mend it,"
+                f" {_row_text(bad)}, which is not a {column.kind} as in training; mend it,"
                 " or leave the cell empty"
             )
         return values, bad

@@ -57,8 +57,8 @@ def read(source: Any, options: TableOptions, columns: Collection[str] = ()) -> R
     Args:
         source: the path or the frame.
         options: how to read it.
-        columns: names of columns by which the sheet of an Excel file is found, besides
-            those in `options`.
+        columns: names of columns that identify the sheet of an Excel file, in addition
+            to those in `options`.
 
     Raises:
         ValueError: the file does not exist, or cannot be read as a table.
@@ -124,7 +124,7 @@ def clean(
         frame: the frame.
         missing: the user's words for missing cells. Those that are numbers also mark
             missing cells in numeric columns. "COLUMN=WORD" is a word of one column.
-        fold_case: whether text becomes small letters with single blanks.
+        fold_case: whether text becomes lower case with single spaces.
     """
     of_all, of_column = words_by_column(missing, frame.columns)
     # A dict, as an entry may have the name of another column.
@@ -187,7 +187,7 @@ def _check_file(path: Path) -> None:
         raise ValueError(f"{path} is a directory; give the file in it")
     if not stat.S_ISREG(mode):
         raise ValueError(
-            f"{path} is no regular file (it may be a pipe); save the table to a file"
+            f"{path} is not a regular file (it may be a pipe); save the table to a file"
             " first"
         )
     if not path.name.lower().endswith(ENDINGS):

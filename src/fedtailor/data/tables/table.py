@@ -181,8 +181,8 @@ def from_table(
             or a polars or pandas frame.
         seed: random seed of the splits and of the choice of unseen clients; with
             `folds` it selects the fold of the test rows.
-        all_rows: train on every row, whatever the options say of splits: nothing is left
-            to choose or to judge by.
+        all_rows: train on every row, whatever the options say about splits: nothing is
+            left to choose or to judge by.
         options: the fields of `TableOptions`, such as client="hospital", target="num",
             positive=">0".
 
@@ -468,7 +468,7 @@ def is_entry(column: str, name: str) -> bool:
 
 @dataclass(frozen=True)
 class _Parts:
-    """The training rows of seen clients, in parts of which sums are added up.
+    """The training rows of seen clients, in parts whose sums are added up.
 
     Attributes:
         rows: the rows of each part.

@@ -461,7 +461,7 @@ def _positive_labels(series: pl.Series, positive: Sequence[str]) -> list[str]:
 
 
 def label_text(label: Label) -> str:
-    """Convert a label to text as CSV files have it: booleans in small letters."""
+    """Convert a label to text as CSV files have it: booleans in lower case."""
     return str(label).lower() if isinstance(label, bool) else str(label)
 
 

@@ -51,7 +51,7 @@ def in_order(
 
 
 def usual_gap(owners: Int[NDArray, " rows"], times: Float64[NDArray, " rows"]) -> float:
-    """The largest difference of two times that is no gap: `GAP` usual steps.
+    """The largest difference of two times that is not a gap: `GAP` usual steps.
 
     The usual step is the median difference between the rows of a client.
     """
@@ -76,7 +76,7 @@ def is_break(
     """
     breaks = np.ones(len(times), np.bool_)
     breaks[1:] = np.diff(times) > gap
-    # Time that stands still or runs backwards is that of another recording.
+    # Time that repeats or runs backwards is that of another recording.
     breaks[1:] |= np.diff(times) <= 0
     for values in parts:
         breaks[1:] |= values[1:] != values[:-1]

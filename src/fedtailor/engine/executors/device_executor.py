@@ -569,7 +569,7 @@ class DeviceExecutor:
             request: of some of its clients.
             sums: what was added up.
             totals: the sums.
-            kept: the kinds of which there are rows.
+            kept: the kinds that have rows.
         """
         known: dict[str, list[tuple[WeightedSum, Array]]] = {}
         for (added, weights), total in zip(sums, totals, strict=True):

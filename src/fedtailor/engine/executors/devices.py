@@ -76,8 +76,8 @@ class ExchangeRequest:
             rounds [c, 2].
         reporting: [c] whether each client is to answer.
         states: the states of the clients; every leaf is [row_count, ...].
-        sums: what is added up in place of the clients' messages, with the weights [s, c] in
-            the order of the cohort; None = nothing.
+        sums: what is added up instead of the clients' messages, with the weights [s, c]
+            in the order of the cohort; None = nothing.
     """
 
     federation: int
@@ -338,8 +338,8 @@ class Devices:
         require(
             needed <= room,
             f"{ACTIVITIES.get(program.task, program.task)} needs about {gib(needed)} of"
-            f" memory and {gib(room)} are free ({_needs(memory)}, beside"
-            f" {gib(held + frozen)} that are there); {_advice(memory, program)}",
+            f" memory and {gib(room)} are free ({_needs(memory)}, in addition to"
+            f" {gib(held + frozen)} already there); {_advice(memory, program)}",
         )
 
     def memory(

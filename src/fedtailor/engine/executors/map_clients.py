@@ -394,7 +394,7 @@ def balanced_order(
     about equal work.
 
     The clients are dealt out in a snake draft: sorted by work, longest first, they go to
-    devices 0, 1, 2, then 2, 1, 0, then 0, 1, 2, and so on. If c is no multiple of
+    devices 0, 1, 2, then 2, 1, 0, then 0, 1, 2, and so on. If c is not a multiple of
     `num_devices`, the last shards hold fewer clients; the program pads them.
 
     Example: work [5, 9, 1, 7, 3] on 2 devices, which take 3 and 2 clients. Longest first

@@ -43,7 +43,7 @@ from fedtailor.protocol import (
 )
 
 _FAILED = "!"
-"""What a process tells the others in place of a file's name if it could not write it."""
+"""What a process tells the others instead of a file's name if it could not write it."""
 
 
 class ShardExecutor(DeviceExecutor):

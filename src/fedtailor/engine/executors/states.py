@@ -65,7 +65,7 @@ class States(Protocol):
         states at `index`.
 
         Returns:
-            What `write` is to be given in place of `rows`.
+            What `write` is to be given instead of `rows`.
         """
         ...
 

@@ -124,9 +124,9 @@ def run(
         participation: which clients report in a round: a `Participation`, a share of the
             seen clients (up to 1) or a number of them (from 2; `Participation(count=1)` is
             a single one).
-        until_converged: end as soon as the mean validation loss over clients stands still
-            (the rule is `fedtailor.statistics.decision.movement`), after `rounds` rounds at the
-            latest.
+        until_converged: end as soon as the mean validation loss over clients has
+            converged (the rule is `fedtailor.statistics.decision.movement`), after
+            `rounds` rounds at the latest.
         evaluate_every: evaluate all personal models after every n-th round (and after
             the last).
         uplink: transforms of what clients send, in this order (`fedtailor.aggregation.pipelines`).
@@ -420,11 +420,11 @@ def run_exchanges(
 
 
 def _explained(error: Diverged, uplink: Pipeline) -> Diverged:
-    """The error, which names another cause if clients were told to send such numbers."""
+    """The error, which names another cause if an attack makes clients send such numbers."""
     attacks = {each.attack for each in uplink if isinstance(each, Byzantine)}
     if attacks.isdisjoint(("nan", "huge")):
         return error
-    cause = "what some clients were told to send: put a robust-mean before byzantine"
+    cause = "the simulated attack: put a robust-mean before byzantine"
     return Diverged(
         error.client, error.round, step=error.step, doing=error.doing, cause=cause
     )

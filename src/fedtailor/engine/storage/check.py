@@ -229,7 +229,7 @@ def _check_checkpoint(path: Path, name: str) -> None:
     """Require that a checkpoint is not damaged and belongs to the files of its run."""
     saved = load_tree(path / name).get("saved")
     if not isinstance(saved, dict):
-        raise Damaged(f"{path / name} is no checkpoint of a run")
+        raise Damaged(f"{path / name} is not a checkpoint of a run")
     digests = saved[DIGESTS]
     if file_digest(path / MANIFEST) != digests["manifest"]:
         raise Damaged(f"{path / MANIFEST} is not the one that {name} was saved with")

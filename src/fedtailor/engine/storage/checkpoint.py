@@ -133,7 +133,7 @@ def refuse_other_format(path: Path, file_format: str) -> None:
     """
     if not file_format.startswith("fedtailor checkpoint "):
         raise Damaged(
-            f"{path} is damaged (it is no checkpoint); remove the run's directory and"
+            f"{path} is damaged (it is not a checkpoint); remove the run's directory and"
             " start again"
         )
     if file_format != _FORMAT:

@@ -166,7 +166,7 @@ class Index:
             one of them.
         skipped: runs that were skipped, with reasons.
         baselines: the finished runs of baselines.
-        until_converged: whether runs end when their validation loss stands still; the
+        until_converged: whether runs end when their validation loss has converged; the
             rounds of a scenario are then a limit.
         budget: rounds of successive halving, or None without halving.
         seconds: wall time so far.
@@ -226,11 +226,11 @@ def read_index(path: Path) -> Index:
         ValueError: it is damaged, or lists a run of what it does not compare.
     """
     try:
-        require(path.is_file(), f"{path} is no file")
+        require(path.is_file(), f"{path} is not a file")
         content = json.loads(path.read_bytes())
         index: Index = parse(Index, content)
     except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is no index of an experiment ({error})") from None
+        raise ValueError(f"{path} is not an index of an experiment ({error})") from None
     require(
         has_valid_digest(content),
         f"{path} is damaged (its digest is wrong); the same `fedtailor compare`"

@@ -79,7 +79,7 @@ def has_valid_digest(content: Any) -> bool:
 
 
 def finite(value: Any) -> Any:
-    """Replace NaN and infinity by None, also in nested dicts and lists."""
+    """Replace NaN and infinity by None, in nested dicts and lists, too."""
     if isinstance(value, dict):
         return {key: finite(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):

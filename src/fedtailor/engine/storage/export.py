@@ -404,5 +404,5 @@ def _build_models(
 
 
 def _from_json(value: Any) -> Any:
-    """A value read from JSON, with a tuple in place of a list."""
+    """A value read from JSON, with a tuple instead of a list."""
     return tuple(value) if isinstance(value, list) else value

@@ -24,7 +24,7 @@ _ADVICE = "run `fedtailor finalize` again"
 
 @dataclass(frozen=True)
 class Expectation:
-    """What a comparison says of the method that a client uses.
+    """What a comparison says about the method that a client uses.
 
     Attributes:
         run: folder of the run below `RUNS`.
@@ -88,7 +88,7 @@ def read_final(directory: Path) -> FinalModels:
     try:
         record: FinalModels = parse(FinalModels, content)
     except ConfigError:
-        raise Damaged(f"{path} is no record of final models; {_ADVICE}") from None
+        raise Damaged(f"{path} is not a record of final models; {_ADVICE}") from None
     for run in dict.fromkeys([record.run, *(it.run for it in record.clients.values())]):
         is_folder_name = Path(run).name == run and run not in ("", ".", "..")
         if not is_folder_name or not (directory / RUNS / run / SUMMARY).is_file():

@@ -69,7 +69,7 @@ class PersonalModel:
     def outputs(self, x: ArrayLike) -> NDArray[Any]:
         """Logits [n, classes], or the predicted targets, for inputs x [n, ...].
 
-        A mixture gives log-probabilities in place of logits.
+        A mixture gives log-probabilities instead of logits.
 
         Raises:
             ValueError: x does not have the shape of the federation's inputs, or

@@ -199,7 +199,7 @@ class RunDirectory:
             if (path / CHECKPOINT).exists() or (path / PREVIOUS_CHECKPOINT).exists():
                 if changes := environment_changes(old, settings):
                     _log.warning(
-                        "fedtailor: %s goes on under other circumstances: %s",
+                        "fedtailor: %s continues under other circumstances: %s",
                         one_line(path),
                         one_line(changes),
                     )
@@ -385,7 +385,7 @@ class RunDirectory:
             rounds: the number of rounds for which the run was started.
 
         Returns:
-            The summary, also if the run diverged; None if the run has not finished, was
+            The summary, even if the run diverged; None if the run has not finished, was
             started for another number of rounds, or its summary is damaged.
         """
         try:
@@ -412,7 +412,7 @@ class RunDirectory:
                 raise
             snapshot = load_tree(self.path / PREVIOUS_CHECKPOINT)
             _log.warning(
-                "fedtailor: %s; going on from the one before, round %d",
+                "fedtailor: %s; continuing from the one before, round %d",
                 one_line(str(error).partition(";")[0]),
                 snapshot["round"],
             )

@@ -185,7 +185,7 @@ def read_summary(path: Path) -> dict[str, Any]:
 
 def ended_early(summary: dict[str, Any]) -> bool:
     """Whether a run ended before the rounds for which it was started, because a callback
-    stopped it (its loss stood still, for example).
+    stopped it (its loss had converged, for example).
     """
     rounds = summary.get("rounds", 0)
     return bool(summary.get("asked_rounds", rounds) > rounds)

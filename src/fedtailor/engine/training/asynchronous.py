@@ -1,5 +1,5 @@
-"""Late clients: a server that takes a step as soon as some answers are there, and does not
-wait for the others (FedBuff, FedAsync).
+"""Asynchronous training: a server that updates its model as soon as enough answers have
+arrived, and does not wait for the others (FedBuff, FedAsync).
 
 `LateClients` are the settings. `Arrivals` plays a clock: whose answer arrives when, and
 how many steps the server has taken since that client began. It depends on no model, so
@@ -186,7 +186,7 @@ class LateClients:
         name = algorithm.about.name if hasattr(algorithm, "about") else "a schedule"
         require(
             len(algorithm.phases()) == 1,
-            f"clients that are late need one method from beginning to end, and {name}"
+            f"late answers need one method from beginning to end, and {name}"
             " changes it during the run",
         )
         require(

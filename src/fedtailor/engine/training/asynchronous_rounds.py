@@ -181,7 +181,7 @@ def by_age(
     newest: Downlink,
     is_statistic: NDArray[np.bool_] | None = None,
 ) -> Update:
-    """What the server averages in place of what clients sent (`LateClients`).
+    """What the server averages instead of what clients sent (`LateClients`).
 
     Args:
         late: the settings.

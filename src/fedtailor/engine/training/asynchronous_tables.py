@@ -57,7 +57,7 @@ def _slowness_of(path: Path) -> dict[str, float]:
     """The factors of a CSV file, by client.
 
     Raises:
-        ValueError: the file cannot be read, or is no table of clients and factors.
+        ValueError: the file cannot be read, or is not a table of clients and factors.
     """
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
@@ -80,7 +80,7 @@ def _slowness_of(path: Path) -> dict[str, float]:
             factors[name] = float(factor)
         except ValueError:
             raise ValueError(
-                f"slowness: line {number} of {path} has {factor!r}, which is no number"
+                f"slowness: line {number} of {path} has {factor!r}, which is not a number"
             ) from None
     require(bool(factors), f"slowness: {path} names no clients")
     return factors

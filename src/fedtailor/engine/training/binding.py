@@ -133,7 +133,7 @@ def as_pipeline(transforms: Transform | Pipeline, name: str) -> Pipeline:
         name: of the argument, "uplink" or "downlink".
 
     Raises:
-        ValueError: it is no pipeline.
+        ValueError: it is not a pipeline.
     """
     if isinstance(transforms, Transform):
         return (transforms,)

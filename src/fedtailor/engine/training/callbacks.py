@@ -57,8 +57,8 @@ class Callback:
 
 
 class UntilConverged(Callback):
-    """Stops when the mean validation loss over clients stands still, or rises while the
-    measure that the run is judged by does not improve either, which is overfitting
+    """Stops when the mean validation loss over clients has converged, or rises while
+    the measure that the run is judged by does not improve either, which is overfitting
     (`fedtailor.statistics.decision.movement` states the rule for both).
 
     A run without validation data is not stopped.
@@ -234,7 +234,7 @@ def as_callbacks(
         progress: a plain function as one more callback, or None.
 
     Raises:
-        ValueError: one of them is no callback, or `progress` is no function.
+        ValueError: one of them is not a callback, or `progress` is not a function.
     """
     given = tuple(callbacks) if isinstance(callbacks, Sequence) else (callbacks,)
     for callback in given:

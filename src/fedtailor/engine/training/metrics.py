@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 MEASURED_SPLITS = ("val", "test")
 """The splits on which clients measure."""
 PRIVACY = "all"
-"""The name that evaluations of epsilon have in place of a split's."""
+"""The name that evaluations of epsilon have instead of a split's."""
 
 
 def select_metrics(
@@ -147,7 +147,7 @@ class Metrics:
             metric: its name.
             split: "val" or "test".
             round: rounds done; None = the last evaluation.
-            unseen: whether to return the values of unseen clients in place of those of
+            unseen: whether to return the values of unseen clients instead of those of
                 seen clients.
 
         Returns:

@@ -18,7 +18,7 @@ class Participation:
     Attributes:
         fraction: the share of the seen clients that report in a round, in (0, 1]:
             max(floor(fraction * m), 1) clients.
-        count: the number of reporters, in place of a share.
+        count: the number of reporters, instead of a share.
         sampling: None = a fixed number of clients is drawn without replacement, each with
             equal probability. "samples": the same, but the clients are drawn one after
             another with probabilities in proportion to their training samples n_i (Li et

@@ -90,10 +90,10 @@ class Rounds(Generic[ExecutorT]):
         round: the number of rounds done.
         population: the seen clients.
         measured: the functions that every evaluation computes, such as the accuracy.
-        metric: the main one of `measured`, by which the run is judged.
+        metric: the main one of `measured`, which judges the run.
         metrics: the history: the values of `measured` at all evaluations so far.
         ledger: what was sent and computed in training so far.
-        sends_scores: whether clients send sums of losses, by which they are measured.
+        sends_scores: whether clients send sums of losses, which measure them.
         privacy: the privacy spent so far; None if the run promises no privacy.
         round_seconds: wall time of every round without its evaluation. Runs that train
             in lock-step divide their common time equally.
@@ -409,7 +409,7 @@ class Rounds(Generic[ExecutorT]):
         return replace(self._new_exchange("client", cohort, downlink), first=first)
 
     def replay(self, record: AnswerRecord) -> None:
-        """Take late clients' answers in the order of a record, in place of the clock's.
+        """Take late clients' answers in the order of a record, instead of the clock's.
 
         Raises:
             ValueError: this server waits for all clients.
@@ -444,7 +444,7 @@ class Rounds(Generic[ExecutorT]):
             aggregated = self._aggregate(downlink, exchange, answers)
         except Exception:
             # The cause may be a NaN that a client sent. In that case `require_finite`
-            # raises Diverged in place of this error.
+            # raises Diverged instead of this error.
             answers.require_finite()
             raise
         answers.require_finite()

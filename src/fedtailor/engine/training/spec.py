@@ -132,7 +132,7 @@ class RunSpec:
         evaluate_every: evaluate after every n-th round (and after the last).
         privacy: what of clients the server sees.
         late: a server that does not wait for late clients; None = it waits for all.
-        until_converged: end as soon as the mean validation loss stands still.
+        until_converged: end as soon as the mean validation loss has converged.
 
     Raises:
         ValueError: a setting has a wrong type or value; the message is one line.

@@ -30,8 +30,8 @@ class Problem:
         y: for each client its class numbers or targets [n_c], or times and events [n_c, 2].
         classes: number of classes; None for other targets.
         seed: seed of everything random.
-        val_x, val_y: likewise of the validation rows, by which some choose a number of
-            trees; empty = there are none.
+        val_x, val_y: likewise of the validation rows; some baselines choose their
+            number of trees with them; empty = there are none.
         task: what is predicted; None = classes, or numbers.
         names: the clients' names; empty = they have none.
     """

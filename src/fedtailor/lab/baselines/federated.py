@@ -30,7 +30,7 @@ from fedtailor.statistics.boosting import (
 from fedtailor.statistics.mixed import ClientMoments, MixedModel, fit_mixed_model
 
 _DEPENDENT = 1e-8
-"""An input follows from others if so small a share of its squares is left beside them."""
+"""An input follows from others if they leave so small a share of its squares."""
 
 _PATIENCE = 20
 """Rounds for which a lower validation loss is waited for."""
@@ -160,7 +160,7 @@ class TreesFederated(Baseline):
     keeps_models: ClassVar[bool] = True
     about: ClassVar[str] = (
         "Trees are boosted on sums over clients: of rows, targets, and of gradients and"
-        " curvatures by input and bin. A client may go on with trees of its own, or take"
+        " curvatures by input and bin. A client may add trees of its own, or take"
         " its own only; these are grown where its rows are."
     )
 

@@ -309,7 +309,7 @@ class Comparison:
             applicable = [baseline for baseline in baselines if baseline.applies(task)]
             if applicable and self.progress is not None:
                 names = ", ".join(baseline.name for baseline in applicable)
-                say_status(f"beside the methods, seed {seed}: {names}")
+                say_status(f"baselines, seed {seed}: {names}")
             for baseline in applicable:
                 try:
                     run = self._runs.train_baseline(scenario, baseline, seed)

@@ -47,7 +47,7 @@ class ComparedRuns:
         experiment: the experiment.
         results: the result directory.
         settings: settings of the executor.
-        progress: called at the start of each run, with None in place of a training, and
+        progress: called at the start of each run, with None instead of a training, and
             after each round.
         at_once: number of seeds of a method that are trained at once.
         any_version: accept runs of other versions of fedtailor.

@@ -128,7 +128,7 @@ def diagnose(
     FedAvg: the gradients of a network that has learned nothing may hide groups.
 
     Args:
-        federation: the federation, of which only training rows are used.
+        federation: the federation; only its training rows are used.
         model: the model to be trained.
         seed: random seed of the initial model and of the batches.
         warm: rounds of FedAvg before the probe.

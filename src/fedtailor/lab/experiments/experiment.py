@@ -65,7 +65,7 @@ NAME = re.compile(r"\w[^/\\]*")
 
 
 def _require_distinct(seeds: list[int]) -> list[int]:
-    require(len(set(seeds)) == len(seeds), "every seed may stand there once")
+    require(len(set(seeds)) == len(seeds), "give every seed once")
     return seeds
 
 
@@ -443,7 +443,7 @@ def _networks(table: _Scenario, default: Architecture, place: KeyPath) -> Archit
 
 
 def _models(table: _Scenario, place: KeyPath) -> dict[str, Architecture]:
-    """The models of which each method's is chosen, by name."""
+    """The models to choose each method's from, by name."""
     models = {}
     for number, value in enumerate(table.models or ()):
         model = architecture_of(value, place, own_files=True)

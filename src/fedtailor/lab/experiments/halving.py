@@ -62,7 +62,7 @@ def select(
 ) -> list[int]:
     """Select the best setting of each of the best methods.
 
-    Local training is always selected, if necessary in place of the worst selected
+    Local training is always selected, if necessary instead of the worst selected
     method, as other methods are compared with it.
 
     Args:

@@ -1,4 +1,4 @@
-"""Validation scores of runs, by which candidates are compared."""
+"""Validation scores of runs, which compare candidates."""
 
 from pathlib import Path
 
@@ -82,7 +82,8 @@ def stored_score(path: Path, metric: Metric, rounds: int) -> float | None:
         & ~pl.col("unseen")
     )
     if has_ended(path):
-        # It stood still in an earlier round, and would not have changed until this one.
+        # It had converged in an earlier round, and would not have changed until this
+        # one.
         rounds = min(rounds, values["round"].max() or 0)  # type: ignore[type-var]
     mean = values.filter(pl.col("round") == rounds)["value"].mean()
     if not isinstance(mean, float):

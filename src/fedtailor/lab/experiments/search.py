@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     pass
 
 STUDIES = "optuna.journal"
-"""The file beside the index in which all trials are kept:
+"""The file next to the index with all trials:
 `optuna.load_study(study_name=..., storage=JournalStorage(JournalFileBackend(path)))`.
 """
 
@@ -107,7 +107,7 @@ def _range(name: str, table: Mapping[str, Any], place: KeyPath) -> Range:
 
 
 class Study:
-    """One search: proposes settings, and is told their scores."""
+    """One search: proposes settings, and learns from their scores."""
 
     def __init__(
         self,

@@ -145,7 +145,7 @@ def client_spread_table(experiment: StoredExperiment, scenario: str) -> ReportTa
 
     The columns are the mean, the worst client, the worst 10 %, the deviation, the mean
     over unseen clients if there are any, and the rounds that were trained if that was
-    until the validation loss stood still.
+    until the validation loss had converged.
     """
     runs, unit = experiment.runs[scenario], experiment.unit(scenario)
     has_unseen = any(

@@ -31,7 +31,7 @@ def sentences(description: Description) -> list[str]:
     if description.least > 1:
         lines.append(
             f"No count of fewer than {description.least} rows is shown: such a bin or"
-            " category is counted to another one."
+            " category is added to another one."
         )
     if description.noise is not None:
         noise = description.noise

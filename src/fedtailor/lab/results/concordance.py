@@ -17,14 +17,14 @@ COLUMNS = ("risk", "time", "event")
 
 
 def survival_rows(run: StoredRun) -> pl.DataFrame | None:
-    """The outcomes of a run's test rows; None if it is no survival, or kept none."""
+    """The outcomes of a run's test rows; None if it is not survival data, or kept none."""
     if run.rows is None or not {*COLUMNS} <= {*run.rows.columns}:
         return None
     return run.rows
 
 
 def few_pairs_warnings(run: StoredRun) -> list[str]:
-    """Warns about clients of which test rows tell nothing about who is at risk."""
+    """Warns about clients whose test rows say nothing about who is at risk."""
     rows = survival_rows(run)
     if rows is None:
         return []
@@ -37,8 +37,8 @@ def few_pairs_warnings(run: StoredRun) -> list[str]:
     if not few:
         return []
     return [
-        f"fewer than {FEW_PAIRS} comparable pairs of test rows: {join_names(few, MAX_NAMES)}; nothing"
-        " can be told of these clients' C-index"
+        f"fewer than {FEW_PAIRS} comparable pairs of test rows: {join_names(few, MAX_NAMES)}: too"
+        " few to say anything about these clients' C-index"
     ]
 
 
@@ -67,7 +67,7 @@ def concordance_table(runs: Mapping[str, Sequence[StoredRun]]) -> ReportTable:
     headers = ["client", "test\nrows", "events", "comparable\npairs", *runs]
     note = (
         "Harrell's C-index of the test rows of the first seed, with a 95 % interval over"
-        " rows; of few comparable pairs nothing can be told."
+        " rows; few comparable pairs say nothing."
     )
     return ReportTable("C-index of each client", headers, rows, note=note)
 

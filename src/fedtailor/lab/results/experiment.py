@@ -76,7 +76,7 @@ class StoredExperiment:
     def digest(self) -> str:
         """A digest of what was compared and of all runs that were finished.
 
-        How long the comparison took, and on which machine, is no part of it.
+        How long the comparison took, and on which machine, is not part of it.
         """
         index = json.loads((self.folder / COMPARISON_INDEX).read_bytes())
         kept = {name: index[name] for name in index if name not in _OF_THE_CALL}
@@ -197,7 +197,7 @@ class StoredExperiment:
         """How long the runs of a scenario trained, such as "50 rounds"."""
         rounds = self.index.scenarios[scenario].rounds
         if self.index.until_converged:
-            return f"rounds until the validation loss stands still, {rounds:,} at most"
+            return f"rounds until the validation loss has converged, {rounds:,} at most"
         return f"{rounds} rounds"
 
     @cached_property

@@ -80,7 +80,7 @@ def verdict_of(
         rows: the test rows of all runs, with the columns method and seed.
 
     Returns:
-        None without validation or test data, of which a choice could be made.
+        None without validation or test data for a choice.
     """
     first = next(iter(runs.values()))[0]
     val = values_of(runs, "val")

@@ -29,7 +29,7 @@ class Measure:
 
 
 def mean_of_runs(runs: Sequence[StoredRun], metric: str | None = None) -> float:
-    """The mean over clients of their means over seeds, of which all tests are.
+    """The mean over clients of their means over seeds, which all tests are about.
 
     It differs from the mean over seeds of the means over clients where a client has no
     value in some seed, such as an area under a curve without rows of both classes.

@@ -269,7 +269,7 @@ class StoredRun:
         found = values.filter(pl.col("round").is_in(list(rounds)))
         if not ended_early(self.summary) or values.is_empty():
             return found
-        # The run stood still: later rounds would not have changed it.
+        # The run had converged: later rounds would not have changed it.
         last = self.last(split)
         later = [number for number in rounds if number > last["round"][0]]
         repeated = [

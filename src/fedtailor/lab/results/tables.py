@@ -287,7 +287,7 @@ def mean_of(
     Args:
         values: one value for each run, at least one.
         digits: number of decimals.
-        mean: in place of the mean of the values.
+        mean: used instead of the mean of the values.
         deviation: whether to add the sample standard deviation and the number of runs.
             A single value has no deviation.
     """

@@ -33,7 +33,7 @@ class Unit:
 
         Args:
             values: one for each seed.
-            mean: in place of their mean.
+            mean: used instead of their mean.
         """
         scaled = None if mean is None else self.scale * mean
         return mean_of([self.scale * value for value in values], self.digits, scaled)

@@ -164,7 +164,7 @@ class Verdict:
         return ReportTable(self.subject, columns, rows)
 
     def first_screen(self, most: int = MOST_CLIENTS) -> ReportTable | None:
-        """One line for each client, those first of which most is known.
+        """One line for each client; the clients that most is known about come first.
 
         Args:
             most: the most lines; of more clients, those with a method of their own come
@@ -352,7 +352,7 @@ def _gain_cell(
     Args:
         unit: of the metric.
         gain: the gain and the ends of its interval, stored values; or None.
-        unknown: said in place of an interval that is not known.
+        unknown: said instead of an interval that is not known.
     """
     if gain is None or math.isnan(gain[0]):
         return "-"

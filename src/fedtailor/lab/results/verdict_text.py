@@ -240,7 +240,7 @@ def baseline_ahead(tests: Tests, baselines: Mapping[str, TrainedBaseline]) -> li
         how, sure = "scores better than", f" in {splits}, too few to conclude"
     elif not everywhere:
         how, sure = "scores better than", f"{sure}, {NO_DIFFERENCE_SHOWN}"
-    use = "it is a yardstick, of which no model is made"
+    use = "it is a yardstick, and makes no model"
     if all(CHOSEN in run.summary for run in baselines[label].runs):
         use = f"its models: fedtailor finalize RESULTS --method {name}"
     return [
@@ -271,12 +271,14 @@ def better_warnings(
     """Warns if a method that was not chosen is shown to be better on test rows."""
     if seeds < MIN_SEEDS:
         return []
-    others = [it for it in candidates if it.gain is not None and it.is_method]
-    adjusted = holm(np.array([it.gain.p for it in others if it.gain is not None]))
+    gains = {
+        it.label: it.gain for it in candidates if it.is_method and it.gain is not None
+    }
+    adjusted = holm(np.array([gain.p for gain in gains.values()]))
     better = [
-        it.label
-        for it, p in zip(others, adjusted, strict=True)
-        if it.gain is not None and it.gain.low > 0 and p < ALPHA
+        label
+        for (label, gain), p in zip(gains.items(), adjusted, strict=True)
+        if gain.low > 0 and p < ALPHA
     ]
     if not better:
         return []

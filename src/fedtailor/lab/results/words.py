@@ -26,14 +26,14 @@ class Nouns:
         return f"{number} {self.one if number == 1 else self.many}"
 
     def said(self, text: str) -> str:
-        """A text about clients with this noun in place of theirs."""
+        """A text about clients with this noun instead of theirs."""
         return re.sub(r"\bclient\b", lambda _: self.one, text)
 
 
 def nouns_of(column: str) -> Nouns:
     """The nouns that follow from the name of the column of clients.
 
-    Names that are no plain English word in the singular leave it at "client".
+    Names that are not a plain English word in the singular leave it at "client".
     """
     one = column.lower()
     if not re.fullmatch(r"[A-Za-z]?[a-z]{2,}", column) or one.endswith(("s", "id")):

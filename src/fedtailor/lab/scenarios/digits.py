@@ -106,8 +106,7 @@ def digits_permuted(
     val: float = 0.0,
     public: float = 0.0,
 ) -> Federation:
-    """Concept shift: equal groups of clients name the digits by permutations of their
-    own.
+    """Concept shift: equal groups of clients permute the labels, each in its own way.
 
     Args:
         seed: random seed of the partition, the splits, the groups and their
@@ -258,12 +257,12 @@ SCENARIOS = (
     ),
     _scenario(
         "digits-permuted",
-        "20 clients in 4 groups that name the digits by other permutations",
+        "20 clients in 4 groups, each of which permutes the labels in its own way",
         digits_permuted,
     ),
     _scenario(
         "digits-byzantine",
-        "20 clients with other shares of labels, a fifth of which are Byzantine",
+        "20 clients with different shares of labels; a fifth of them are Byzantine",
         digits_byzantine,
     ),
 )

@@ -104,7 +104,7 @@ class Scenario:
                 parameters[name] = parameter
         if self.options is None:
             return parameters
-        # What `sized` has set in place of the defaults of the options.
+        # What `sized` has set instead of the defaults of the options.
         changed = self.build.keywords if isinstance(self.build, partial) else {}
         types = get_type_hints(self.options)
         for one in fields(self.options):

@@ -104,10 +104,10 @@ def pfllib(
         split: "pathological": clients share all their classes or none, with shares of a
             class between a tenth and the whole of the largest (PFLlib draws all but the
             last client's like this, and the last gets the rest); "dirichlet": each
-            class in Dirichlet(alpha) proportions, nothing more for a client above its
-            equal share, drawn again until each has 40 images (of few points, half of an
-            equal share).
-        classes: of each client (pathological).
+            class in Dirichlet(alpha) proportions; a client that already holds its equal
+            share gets no further class, and the draw is repeated until every client has
+            40 images (with few points, half of an equal share).
+        classes: number of classes of each client (pathological).
         alpha: concentration (dirichlet).
         points: images of all clients together; None = all.
         test, val: fractions of each client's images.

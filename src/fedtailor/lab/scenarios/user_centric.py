@@ -2,7 +2,7 @@
 
 Section V. All train LeNet-5 by SGD with learning rate 0.1, momentum 0.9 and one local
 epoch; batches of 64 and 300 rounds are the released code's. EMNIST is its published
-test file of 116,323 characters, of which the paper's points are drawn.
+test file of 116,323 characters, from which the paper's points are drawn.
 """
 
 from dataclasses import replace

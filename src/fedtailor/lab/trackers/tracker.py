@@ -24,7 +24,7 @@ from fedtailor.engine.training import Callback, Training
 from fedtailor.protocol.plain import to_plain
 
 ENTRY_POINTS = "fedtailor.trackers"
-"""Group of entry points by which other packages provide subclasses of `Tracker`."""
+"""Group of entry points for subclasses of `Tracker` in other packages."""
 
 RunStatus = Literal["finished", "interrupted", "failed"]
 

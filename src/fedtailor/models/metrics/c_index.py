@@ -112,7 +112,7 @@ def concordance_histograms(
         task: has the risks, and the grid of times.
         outputs, y: of the model, and the targets.
         weight: 1 for a row, 0 for padding.
-        weight_of_event: the weight of the pairs of which a row has the event.
+        weight_of_event: the weight of the pairs in which a row has the event.
     """
     risk = task.risk(outputs)
     grid = jnp.asarray(task.grid, outputs.dtype)

@@ -313,7 +313,7 @@ def one_hot(
 ) -> Float[Array, "b classes"]:
     """1 in the column of the label's class, else 0, in the precision of `like`.
 
-    A label that is no class gives a row of zeros.
+    A label that is not a class gives a row of zeros.
     """
     is_class = labels[:, None] == jnp.arange(classes, dtype=labels.dtype)
     return is_class.astype(like.dtype)

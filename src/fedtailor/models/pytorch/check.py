@@ -155,7 +155,7 @@ def _tensor_of(module: TorchModuleType, path: str) -> Tensor:
 
 @contextmanager
 def in_double_precision() -> Iterator[None]:
-    """A context in which PyTorch takes float64 for float32, also for new tensors, and
+    """A context in which PyTorch takes float64 for float32, even for new tensors, and
     the means of random numbers for the numbers.
     """
     torch = pytorch()

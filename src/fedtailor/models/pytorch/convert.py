@@ -95,7 +95,7 @@ def export_program(module: TorchModuleType, example: Tensor, training: bool) -> 
     except Exception:
         raise Unsupported(
             "its code works for one size of batch only: it loops over examples, say, or"
-            " has a number in place of x.shape[0]"
+            " has a number instead of x.shape[0]"
         ) from None
 
 
@@ -110,7 +110,7 @@ def _place(error: Exception) -> str:
 
 def inline_regions(graph_module: Any) -> None:
     """Put the operations of `with torch.no_grad():`, which `torch.export` keeps as a
-    module of their own, in place of its call. What they read is detached.
+    module of their own, instead of its call. What they read is detached.
 
     Raises:
         Unsupported: a region computes gradients, or in another precision.
@@ -467,7 +467,7 @@ def _only(readers: list[Operation]) -> Operation | None:
 
 
 def _refs(operation: Operation) -> Iterable[str]:
-    """The names of all values that an operation reads, also in nested arguments."""
+    """The names of all values that an operation reads, in nested arguments, too."""
     pending: list[Any] = [*operation.args, *(value for _, value in operation.kwargs)]
     while pending:
         value = pending.pop()
@@ -532,7 +532,7 @@ def _is_random(operation: Operation) -> bool:
 
 
 def _unnamed(program: ModuleProgram) -> list[Any]:
-    """The operations with numbers in place of names, without copies."""
+    """The operations with numbers instead of names, without copies."""
     number: dict[str, Any] = {name: path for name, path in program.names}
 
     def unnamed(value: Any) -> Any:

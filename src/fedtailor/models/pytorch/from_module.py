@@ -27,7 +27,7 @@ from fedtailor.models.pytorch.optional import Tensor, TorchModuleType, pytorch
 from fedtailor.models.pytorch.start import Start, first_line, initializer
 
 OTHER_FORMATS = (".pt", ".pth", ".ckpt", ".bin", ".pkl", ".npz", ".npy", ".h5", ".onnx")
-"""Endings of files that are no safetensors."""
+"""Endings of files that are not safetensors."""
 
 
 def from_torch(
@@ -174,7 +174,7 @@ def _example(module: TorchModuleType, example_input: Any) -> Tensor:
     """The example input in the precision of the module's parameters.
 
     Raises:
-        ValueError: it is no batch of numbers.
+        ValueError: it is not a batch of numbers.
     """
     torch = pytorch()
     if isinstance(example_input, tuple | list | dict) and any(

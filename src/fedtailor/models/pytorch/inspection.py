@@ -61,7 +61,7 @@ def statistics_of(module: TorchModuleType, example: Tensor) -> tuple[str, ...]:
         )
         require(
             path in module.state_dict(),
-            f"{name} changes its buffer {path!r} in training, which is no entry of its"
+            f"{name} changes its buffer {path!r} in training, which is not an entry of its"
             " state dict; leave persistent=False out",
         )
     attribute = next(iter(_numbers(module).items() - numbers.items()), None)

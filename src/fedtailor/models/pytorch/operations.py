@@ -43,7 +43,7 @@ class DependsOnValues(Unsupported):
     """Code that does something else for other values."""
 
     advice = (
-        "take torch.where in place of an if, and a fixed number of steps in place of a"
+        "take torch.where instead of an if, and a fixed number of steps instead of a"
         " loop that stops by a value"
     )
 
@@ -91,7 +91,7 @@ class Context:
 
     @property
     def operation_name(self) -> str:
-        """The name by which the current operation was called."""
+        """The name under which the current operation was called."""
         assert self.operation is not None
         return self.operation.name
 

@@ -42,12 +42,12 @@ __all__ = [
 
 
 def task_of(loss: LossFunction) -> Task:
-    """The task of a model's loss: a loss that is no task is that of a regression."""
+    """The task of a model's loss: a loss that is not a task is that of a regression."""
     return loss if isinstance(loss, Task) else Regression(loss)
 
 
 def default_loss(classes: int | None) -> LossFunction:
-    """The loss for data of so many classes; None = their targets are numbers."""
+    """The loss for data of this number of classes; None = their targets are numbers."""
     return squared_error if classes is None else cross_entropy
 
 

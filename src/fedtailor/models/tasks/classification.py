@@ -135,7 +135,7 @@ def class_shares(
     classes) for a class with n_k of n training samples, so that none is 0.
 
     Raises:
-        ValueError: a label is no class.
+        ValueError: a label is not a class.
     """
     labels = _labels(y_train, classes)
     return (np.bincount(labels, minlength=classes) + 1.0) / (len(labels) + classes)
@@ -154,7 +154,7 @@ def classification_baseline(
         `roc_auc` is 0.5, or NaN if all test samples are of one class.
 
     Raises:
-        ValueError: a label is no class.
+        ValueError: a label is not a class.
     """
     shares = class_shares(y_train, classes)
     labels = _labels(y_test, classes)
@@ -202,7 +202,7 @@ def _labels(y: Shaped[np.ndarray, " n"], classes: int) -> Int[np.ndarray, " n"]:
     """Labels as integers, each of them a class.
 
     Raises:
-        ValueError: a label is no class.
+        ValueError: a label is not a class.
     """
     labels = np.asarray(y).astype(np.int64)
     require(

@@ -63,7 +63,7 @@ class Task(ABC):
         predicts_classes: whether outputs are class scores [b, classes] whose softmax is
             the prediction, and targets are class numbers [b].
         metrics: names of the metrics that are measured in all runs.
-        metrics_of_tables: names of the metrics by which models of a table are judged,
+        metrics_of_tables: names of the metrics that judge models of a table,
             unless the user asks for others: those in the unit of its target.
         couples_examples: whether the loss of an example depends on the others of its
             batch, which is then never cut.
@@ -164,7 +164,7 @@ class Task(ABC):
     # ----------------------------------------------------------------------------------
 
     def describe(self, outputs: int) -> str:
-        """What a model with so many outputs predicts, for messages."""
+        """What a model with this number of outputs predicts, for messages."""
         return f"the task {self.name!r}"
 
     def predict(self, outputs: NDArray[Any]) -> NDArray[Any]:
@@ -210,7 +210,7 @@ class Task(ABC):
 
 
 def register(name: str, loss: L) -> L:
-    """Register a loss under a name, by which files refer to it.
+    """Register a loss under a name, so that files can refer to it.
 
     Raises:
         ValueError: the name is taken by another loss.
@@ -269,7 +269,7 @@ def _task_of(settings: Mapping[str, Any]) -> Task | None:
     kind = Task.registry.get(settings.get("type", ""))
     fields = {}
     for name, value in settings.items():
-        # A field that is a function stands there by its name, which is no function.
+        # A field that is a function stands there by its name, which is not a function.
         if name != "type" and isinstance(value, str):
             return None
         if name != "type":
@@ -282,7 +282,7 @@ def _task_of(settings: Mapping[str, Any]) -> Task | None:
 
 
 def _settings(loss: LossFunction) -> Any:
-    """The fields of a task, with names in place of functions; the name of a function."""
+    """The fields of a task, with names instead of functions; the name of a function."""
     if not isinstance(loss, Task):
         return name_of(loss)
     table: dict[str, Any] = {"type": type(loss).__name__}

@@ -139,8 +139,8 @@ class ClientAccount:
         self._spent: Counter[Release] = Counter()
         self._of_clients_only: Counter[Release] = Counter()
         self._without_noise = 0
-        # (job, run) -> open numbers without noise.
-        self._numbers = Counter[tuple[str, str]]()
+        # job -> open numbers without noise, in all of its runs.
+        self._numbers = Counter[str]()
         self._last: tuple[Request, str] | None = None
         if self.path.exists():
             with self._locked() as file:
@@ -165,7 +165,7 @@ class ClientAccount:
             self._most_runs is None or len(runs) <= self._most_runs,
             Refusal.SPENT,
             f"the policy here lets a job run {self._most_runs} times, and this would be"
-            " once more; raise runs to go on",
+            " once more; raise runs to continue",
         )
 
     def record(
@@ -185,7 +185,8 @@ class ClientAccount:
             without_noise: whether it holds something that no epsilon covers.
             numbers: how many numbers of it the coordinator sees one by one, without
                 noise, whatever they are: of models, probes, losses.
-            most_numbers: so many may leave in a run.
+            most_numbers: the most that may leave in all runs of the job, as a coordinator
+                that starts again asks about the same rows again.
 
         Raises:
             Refused: the request may not be answered (see `check`), or too much would be
@@ -208,12 +209,12 @@ class ClientAccount:
             )
             if releases:
                 self._check_epsilons(releases)
-            sent = self._numbers[request.experiment, request.run] + numbers
+            sent = self.numbers_of(request.experiment) + numbers
             refuse_unless(
                 not numbers or sent <= most_numbers,
                 Refusal.SPENT,
-                f"with this answer {sent:,} numbers would have left in this run that"
-                " neither masks nor noise hide, and the policy here sends"
+                f"with this answer {sent:,} numbers would have left in all runs of this"
+                " job that neither masks nor noise hide, and the policy here sends"
                 f" {most_numbers:,.0f} at most, for the cells of this client; train for"
                 " fewer rounds or with a smaller model, or change numbers_per_cell in"
                 " policy.toml",
@@ -267,6 +268,10 @@ class ClientAccount:
                 epsilon = composed_sgd_epsilon(steps, delta)
             epsilons[unit] = epsilon, delta
         return epsilons
+
+    def numbers_of(self, job: str) -> int:
+        """How many numbers have left in all runs of a job that nothing hides."""
+        return self._numbers[job]
 
     def describe(self) -> list[str]:
         """Say in lines what was answered and spent."""
@@ -355,7 +360,7 @@ class ClientAccount:
     def _add(self, answer: _Answer) -> None:
         self._answered[answer.place] = answer.request
         self._without_noise += answer.without_noise
-        self._numbers[answer.job, answer.run] += answer.numbers
+        self._numbers[answer.job] += answer.numbers
         _add_releases(self._spent, self._of_clients_only, answer.releases)
 
 

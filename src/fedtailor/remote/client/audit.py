@@ -1,8 +1,8 @@
 """A client's log of every message that left it, as JSON lines on its own disk.
 
 A line is on the disk before its message leaves. The log holds no data: it says when what
-kind of message left, how large it was, and its SHA-256, by which a copy of the message
-that turns up elsewhere is recognised.
+kind of message left, how large it was, and its SHA-256, which identifies a copy of the
+message that turns up elsewhere.
 
 A coordinator can be refused, or ask for the same answer again, as often as it likes. Such
 messages have files of their own, so that they push out no record of an answer.

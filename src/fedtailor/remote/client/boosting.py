@@ -38,7 +38,7 @@ from fedtailor.statistics.boosting.bins import BISECTIONS
 from fedtailor.statistics.boosting.federated import boosting_rows
 
 CLIENTS = "clients"
-"""Key beside the steps: over how many clients their sum is."""
+"""A key next to the steps: the number of clients in their sum."""
 
 _NEEDS = {
     "counts": ("start",),
@@ -143,7 +143,9 @@ class BoostingClient:
         )
         assert isinstance(clients, int)
         self.clients = clients
-        self.asked = common_digest(request.algorithm[BOOST], request.arrays, self.asked)
+        # With what it says of the method: the pooled sums by which a table became inputs
+        # are in it, and of clients that were sent other ones the answer may be known.
+        self.asked = common_digest(request.algorithm, request.arrays, self.asked)
         answers = []
         # From here on the rows move: a step that fails is not taken for a second time.
         self._step, self._digest, self._vector = request.round, digest, None
@@ -222,7 +224,7 @@ class BoostingClient:
         return ""
 
     def _own_model(self, rounds: int) -> PersonalModel:
-        """The shared trees of so many rounds, and this client's own after them."""
+        """The shared trees of the first rounds, and this client's own after them."""
         each = self._outputs
         trees: list[Any] = [
             tuple(self._trees[start : start + each])

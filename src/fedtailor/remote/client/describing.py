@@ -152,7 +152,7 @@ def what_is_sent(schema: Schema, question: Question | None = None) -> list[str]:
         f"of its training rows, for each of {columns}: how many cells are there and how"
         " many missing, mean and sum of squares of numbers, rows of each category",
         f"then, for {len(numbers)} columns of numbers or dates, rows in each of"
-        f" {BINS} bins, and the sums of products of the columns that are no categories",
+        f" {BINS} bins, and the sums of products of the columns that are not categories",
         least,
         "all without noise: no epsilon covers it",
     ]
@@ -600,7 +600,7 @@ def _counts_from(text: bytes, bins: Mapping[str, int]) -> ClientCounts:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"]))
         raise ValueError(
-            f"these are no counts ({where}: {first['msg'].lower()})"
+            f"these are not counts ({where}: {first['msg'].lower()})"
         ) from None
     found = {name: len(rows) for name, rows in counts.histograms.items()}
     require(

@@ -5,6 +5,7 @@ and holds over all jobs and runs. Without a file the defaults apply.
 """
 
 import json
+import os
 import re
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -83,8 +84,8 @@ class Policy:
             models for it learns cells of the rows on which they are measured.
         columns: columns that may be used, with the target; None = those of the job.
         hours: when requests are answered, "HH:MM-HH:MM" by this machine's clock.
-        numbers_per_cell: the most numbers that a run sends for each cell of the training
-            rows, where the coordinator sees them one by one, without noise.
+        numbers_per_cell: the most numbers that all runs of a job send for each cell of
+            the training rows, where the coordinator sees them one by one, without noise.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(
@@ -160,7 +161,7 @@ class Policy:
                 yield f"it uses {', '.join(map(repr, others))} (not in columns)"
 
     def _reasons_against_trees(self, trees: int) -> Iterator[str]:
-        """Why the policy does not allow to boost so many rounds of trees."""
+        """Why the policy does not allow this number of rounds of trees."""
         if not self.federated_statistics:
             yield (
                 "trees would be boosted on sums of counts by column"
@@ -284,7 +285,8 @@ def read_policy(kit: Path) -> Policy:
         ValueError: the file cannot be read, or an entry is unknown or not valid; with
             file and line.
     """
-    if not (kit / POLICY).exists():
+    # A link that leads nowhere is a policy that cannot be read, and not none.
+    if not os.path.lexists(kit / POLICY):
         return Policy()
     document = read_document(kit / POLICY, alone=True)
     try:
@@ -363,9 +365,9 @@ columns = {columns}
 # When requests are answered, by this machine's clock; "20:00-06:00" is the night.
 hours = {hours}
 
-# The most numbers that a run sends for each cell of your training rows, where the
-# coordinator sees this client's own updates and no noise is added. Rows can follow from
-# updates once they have as many numbers as the rows have cells.
+# The most numbers that all runs of a job send for each cell of your training rows, where
+# the coordinator sees this client's own updates and no noise is added. Rows can follow
+# from updates once they have as many numbers as the rows have cells.
 numbers_per_cell = {numbers_per_cell}
 """
 

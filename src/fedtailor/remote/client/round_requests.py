@@ -98,7 +98,7 @@ class RoundHandler:
         account: what the client has answered and spent; by default the one next to the
             states, without limits.
         least_clients: the least number of clients in a sum.
-        most_numbers: so many numbers may leave in a run without masks and noise.
+        most_numbers: the most numbers that may leave in a run without masks and noise.
     """
 
     def __init__(
@@ -286,7 +286,7 @@ class RoundHandler:
         refuse_unless(
             kind is not RequestKind.TABLE,
             Refusal.UNKNOWN_TASK,
-            f"{task!r} is no task of a round",
+            f"{task!r} is not a task of a round",
         )
         phase, mode = settings.get("phase"), settings.get(MODE, "")
         said = {name: settings[name] for name in METHOD_KEYS if name in settings}
@@ -553,7 +553,7 @@ class RoundHandler:
             self._store.save(round, leaves)
 
     def _store_personal(self, predictors: Any) -> None:
-        """Store the client's personal model (leaves [1, ...]), in place of the last."""
+        """Store the client's personal model (leaves [1, ...]), instead of the last."""
         federation = self._executor.federation
         self._write_personal(
             PersonalModel(
@@ -566,7 +566,7 @@ class RoundHandler:
         )
 
     def _write_personal(self, model: PersonalModel) -> None:
-        """Write the client's personal model, in place of the last.
+        """Write the client's personal model, instead of the last.
 
         If the client is killed meanwhile, the coordinator asks for the model again.
         """

@@ -15,6 +15,7 @@ from fedtailor.data.federation import SPLITS
 from fedtailor.data.tables.sums import InputSums
 from fedtailor.remote.client.account import ClientAccount
 from fedtailor.remote.client.describing import Describer
+from fedtailor.remote.client.policy import has_probe
 from fedtailor.remote.client.round_requests import RoundHandler
 from fedtailor.remote.client.store import ClientStore
 from fedtailor.remote.job.agreement import check_column_sums, check_inputs, check_scale
@@ -295,11 +296,20 @@ class JobHandler:
         exposure = exposure_of(plan, self._job.schema, rows_trained)
         self._log.info(f"{self._name}: {exposure}")
         exposure.check(self._numbers_per_cell)
+        most = self._numbers_per_cell * exposure.cells
+        if not (exposure.is_summed or exposure.has_noise) or has_probe(self._job):
+            account = self._account or ClientAccount(self._store.client_directory)
+            sent = account.numbers_of(self._job.identity)
+            self._log.info(
+                f"{self._name}: with answers to a probe, whose size is the coordinator's"
+                f" choice, and with losses, {most:,.0f} numbers at most leave openly in all"
+                f" runs of this job; {sent:,} have left so far"
+            )
         self._rounds = RoundHandler(
             plan,
             federation,
             self._store,
             self._account,
             self._least_clients,
-            self._numbers_per_cell * exposure.cells,
+            most,
         )

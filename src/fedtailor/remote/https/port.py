@@ -7,7 +7,7 @@ away is refused like any other, and no list of revocations is needed. The direct
 read again every few seconds.
 
 What everybody may cost is bounded. Of those who have not finished the handshake the
-oldest makes place for the next, so that honest ones, which take milliseconds, get in; it
+oldest makes room for the next, so that honest ones, which take milliseconds, get in; it
 is one of the address that has the most. A client has few connections, small heads, and
 bodies of the sizes that it was asked for.
 
@@ -38,10 +38,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 STRANGERS = 256
-"""Connections that may be in handshake at the same time."""
+"""Connections that may be in handshake at the same time, and of the files that this
+process may have open at most a quarter.
+"""
 
 OF_ONE_CLIENT = 4
-"""Connections of one client; the oldest makes place for the next."""
+"""Connections of one client; the oldest makes room for the next."""
 
 GROUP = "prime256v1"
 """The group in which keys are agreed, P-256. A stranger may not choose the group: one of
@@ -252,6 +254,7 @@ class Port:
         coordinator: directory with server.crt, server.key and clients/NAME.crt.
         listener: the listening socket.
         handler: answers requests; called in the thread of the port.
+        strangers: so many connections may be in handshake at the same time.
     """
 
     def __init__(
@@ -259,12 +262,14 @@ class Port:
         coordinator: Path,
         listener: socket.socket,
         handler: Handler,
+        strangers: int,
     ) -> None:
         self._coordinator, self._listener = coordinator, listener
-        self._handler = handler
+        self._handler, self._most_strangers = handler, strangers
         self._trust = _read_trust(coordinator)
         self.revoked = frozenset[str]()
-        # One a connection, also of those that were told to end and have not yet.
+        # One for each connection, including those that were asked to end and have not
+        # yet.
         self._all: set[asyncio.Task[None]] = set()
         # With their addresses, in the order in which they came.
         self._strangers: dict[asyncio.Task[None], str] = {}
@@ -331,13 +336,14 @@ class Port:
         except BlockingIOError:
             return  # it has gone again
         except OSError:  # such as too many open files
+            self._make_place()
             self.loop.remove_reader(self._listener)
             listen = self.loop.add_reader, self._listener, self._accept
             self._pause = self.loop.call_later(0.1, *listen)
             return
         accepted.setblocking(False)
         accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if len(self._strangers) >= STRANGERS:
+        if len(self._strangers) >= self._most_strangers:
             self._make_place()
         task = self.loop.create_task(self._meet(accepted))
         self._all.add(task)
@@ -352,7 +358,9 @@ class Port:
         task.add_done_callback(ended)
 
     def _make_place(self) -> None:
-        """Cancel the oldest stranger of the address that has the most."""
+        """Cancel the oldest stranger, if any, of the address that has the most."""
+        if not self._strangers:
+            return
         most, _ = Counter(self._strangers.values()).most_common(1)[0]
         oldest = next(task for task, of in self._strangers.items() if of == most)
         del self._strangers[oldest]
@@ -378,35 +386,56 @@ class Port:
             await self._converse(connection, name)
         except (OSError, TimeoutError):
             pass  # the other side has gone, or is none of ours
+        except asyncio.CancelledError:
+            # A task keeps this error, which leads back to the task: all that TLS holds
+            # would stay until the next collection of cycles.
+            pass
 
     async def _reload(self) -> None:
         """Look at the certificates now and then; who is gone is disconnected."""
+        told = ""
         while True:
             await asyncio.sleep(RELOAD_S)
-            if _stamp(self._coordinator) == self._trust.stamp:
-                continue
-            before = self.names
             try:
-                self._trust = _read_trust(self._coordinator)
-            except (ValueError, OSError) as error:
-                # A file that is being written, or a mistake that the operator can mend.
+                hindrance = self._look()
+            except OSError as error:  # such as too many open files; it may pass
+                hindrance = str(error)
+            if hindrance not in ("", told):
                 COORDINATOR_LOG.warning(
-                    f"no client is let in that was not before: {error}"
+                    f"no client is let in that was not before: {hindrance}"
                 )
-                there = {
-                    path.stem for path in (self._coordinator / CLIENTS).glob("*.crt")
-                }
-                names = self._trust.names
-                names = {key: name for key, name in names.items() if name in there}
-                self._trust = replace(self._trust, names=names)
-            self.revoked = (self.revoked | before) - self.names
-            for name in sorted(self.names - before):
-                COORDINATOR_LOG.info(f"client {name} may join now")
-            for name in sorted(before - self.names):
-                COORDINATOR_LOG.info(f"client {name} was revoked")
-            for task, (_, digest) in list(self._tasks.items()):
-                if digest not in self._trust.names:
-                    task.cancel()
+            told = hindrance
+
+    def _look(self) -> str:
+        """Let in whose certificates are there now, and nobody else.
+
+        Returns:
+            Why only those are let in that were before; "" if so are others.
+
+        Raises:
+            OSError: a file cannot be read; nothing has changed.
+        """
+        if _stamp(self._coordinator) == self._trust.stamp:
+            return ""
+        before, hindrance = self.names, ""
+        try:
+            self._trust = _read_trust(self._coordinator)
+        except ValueError as error:
+            # A file that is being written, or a mistake that the operator can mend.
+            hindrance = str(error)
+            there = {path.stem for path in (self._coordinator / CLIENTS).glob("*.crt")}
+            names = self._trust.names
+            names = {key: name for key, name in names.items() if name in there}
+            self._trust = replace(self._trust, names=names)
+        self.revoked = (self.revoked | before) - self.names
+        for name in sorted(self.names - before):
+            COORDINATOR_LOG.info(f"client {name} may join now")
+        for name in sorted(before - self.names):
+            COORDINATOR_LOG.info(f"client {name} was revoked")
+        for task, (_, digest) in list(self._tasks.items()):
+            if digest not in self._trust.names:
+                task.cancel()
+        return hindrance
 
     async def _converse(self, connection: _Connection, name: str) -> None:
         """Answer one request of a client after the other.
@@ -476,7 +505,7 @@ async def _next_event(http: "h11.Connection", connection: _Connection) -> object
     """The next event of a connection.
 
     Raises:
-        h11.RemoteProtocolError: what has arrived is no HTTP, or the head is too large.
+        h11.RemoteProtocolError: what has arrived is not HTTP, or the head is too large.
     """
     import h11
 
@@ -539,14 +568,20 @@ async def _respond(
             await connection.read()
 
 
-def _allow_connections() -> None:
-    """Let this process have more files open than systems allow at first."""
+def _allow_connections() -> int:
+    """Let this process have more files open than systems allow at first.
+
+    Returns:
+        How many it may have open.
+    """
     import resource  # not on Windows, where federations do not run
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
-    if soft != resource.RLIM_INFINITY and soft < most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    if soft == resource.RLIM_INFINITY or soft >= most:
+        return most
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    return most
 
 
 @contextmanager
@@ -568,7 +603,7 @@ def open_port(
     Raises:
         ValueError: a file is missing or not valid, or the port is in use.
     """
-    _allow_connections()
+    strangers = min(STRANGERS, _allow_connections() // 4)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -582,7 +617,7 @@ def open_port(
                 " coordinator running?",
             )
         listener.setblocking(False)
-        served = Port(coordinator, listener, handler)
+        served = Port(coordinator, listener, handler, strangers)
         try:
             yield served
         finally:

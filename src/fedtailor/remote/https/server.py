@@ -28,7 +28,7 @@ RECEIVE_S = 0.5
 """Seconds for which the coordinator waits for an answer before it looks at who is there."""
 
 WAITING = 4
-"""Messages that wait for a client; the oldest makes place for the next."""
+"""Messages that wait for a client; the oldest makes room for the next."""
 
 FORMER = 16
 """Former sessions of a client that are remembered."""
@@ -60,7 +60,7 @@ class _Box:
     sent: asyncio.Event = field(default_factory=asyncio.Event)
 
     def end(self) -> None:
-        """End the session, if there is one; who waits in it is told."""
+        """End the session, if there is one, and notify whoever waits in it."""
         if self.session:
             self.former.append(self.session)
             self.sent.set()

@@ -40,7 +40,7 @@ MAX_ROWS = 10**12
 
 With fewer, the pooled mean is at most `MAX_INPUT` pooled standard deviations away from a
 client's own, as the pooled variance holds this distance. With any number it could be so
-far away that all of a column's cells look the same beside a gap.
+far away that all of a column's cells look the same next to a gap.
 """
 
 _ROUNDING = 1e-12
@@ -175,7 +175,7 @@ def _check_booleans(pooled: ColumnSums, own: ColumnSums) -> None:
         and -error <= others <= pooled.count - own.count + error
         and abs(pooled.squares - ones * (1 - ones / count)) <= 4 * error
     )
-    require(is_possible, "these are no sums of yes and no")
+    require(is_possible, "these are not sums of yes and no")
 
 
 def check_inputs(pooled: InputSums, own: InputSums) -> None:

@@ -137,7 +137,7 @@ class Boosting:
 
     Attributes:
         settings: how trees are grown, and how many at most.
-        own_trees: whether each client may go on with trees of its own.
+        own_trees: whether each client may add trees of its own.
     """
 
     settings: BoostingSettings
@@ -191,8 +191,8 @@ class Schema:
 
     @property
     def outcomes(self) -> tuple[str, ...] | None:
-        """What can be told of a row's target by counts: its class, or of survival in which
-        interval it had the event or was last seen. None for a regression.
+        """What counts say about a row's target: its class, or for survival the interval
+        in which it had the event or was last seen. None for a regression.
         """
         if self.task == "survival":
             return outcome_names(self.intervals)
@@ -316,7 +316,7 @@ def split_address(address: str) -> tuple[str, int]:
     fits = is_host and bool(is_port)
     require(
         fits,
-        f"{address!r} is no address; write host:port, such as"
+        f"{address!r} is not an address; write host:port, such as"
         " coordinator.example.org:9092",
     )
     return host, int(port)

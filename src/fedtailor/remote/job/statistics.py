@@ -81,7 +81,7 @@ class Statistics(BaseModel):
 
     @property
     def fingerprint(self) -> str:
-        """A hash, by which machines compare their preprocessing."""
+        """A hash, so that machines can compare their preprocessing."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()[:32]
 
     def to_json(self) -> str:
@@ -101,7 +101,7 @@ class Statistics(BaseModel):
             first = error.errors(include_url=False)[0]
             where = ".".join(map(str, first["loc"]))
             raise ValueError(
-                f"these are no statistics of columns ({where}: {first['msg'].lower()})"
+                f"these are not statistics of columns ({where}: {first['msg'].lower()})"
             ) from None
         same_columns = list(statistics.columns) == list(schema.columns)
         same_target = (statistics.target is None) == (schema.classes is not None)
@@ -312,7 +312,7 @@ class ClientTable:
             row = first_row(bad)
             raise ValueError(
                 f"{self.path.name}, row {row}: {name!r} is {column[row - 1]!r}, which"
-                f" is no {kind}; mend it, or leave the cell empty"
+                f" is not a {kind}; mend it, or leave the cell empty"
             )
         return values
 

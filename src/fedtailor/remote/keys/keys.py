@@ -239,7 +239,7 @@ def write_new(path: Path, content: bytes, *, secret: bool = False) -> None:
 
 
 def replace_file(path: Path, content: bytes, *, secret: bool = False) -> None:
-    """Write a file atomically, in place of the one that is there, if any.
+    """Write a file atomically, replacing the one that is there, if any.
 
     Args:
         path: path of the file.
@@ -309,7 +309,7 @@ def _alternative_name(address: str) -> "GeneralName":
     )
     require(
         is_host_name,
-        f"{address!r} is no host name or IP address; write it without https:// and"
+        f"{address!r} is not a host name or IP address; write it without https:// and"
         " without the port",
     )
     return x509.DNSName(address)

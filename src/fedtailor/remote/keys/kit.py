@@ -207,7 +207,7 @@ def _check_names(clients: Sequence[str]) -> None:
         is_valid = isinstance(name, str) and _NAME.fullmatch(name) and ".." not in name
         require(
             bool(is_valid),
-            f"{name!r} is no name for a client; use letters, digits, dots, dashes and"
+            f"{name!r} is not a name for a client; use letters, digits, dots, dashes and"
             " underscores",
         )
     duplicates = sorted({name for name in clients if clients.count(name) > 1})
@@ -235,7 +235,7 @@ def renew_certificate(directory: Path, *, authority: bool = False) -> None:
     Args:
         directory: directory of the federation.
         authority: whether to renew the authority, too. Clients then need its
-            certificate in place of the old one; it is put into the kits that are here.
+            certificate instead of the old one; it is put into the kits that are here.
 
     Raises:
         ValueError: the job, or a key, is missing or not valid.

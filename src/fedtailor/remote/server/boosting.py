@@ -62,7 +62,7 @@ TREES = "trees.safetensors"
 """The file of `fedtailor.statistics.boosting.save_boosted` in it."""
 
 UNDER_WAY = "boosting.safetensors"
-"""The file of the rounds so far, beside `FOLDER`, until that is there."""
+"""The file of the rounds so far, next to `FOLDER`, until that is there."""
 
 SHARED = "shared"
 """The name under which the shared trees predict."""
@@ -89,9 +89,9 @@ def boost_clients(
         directory: a new directory, for the shared trees.
         statistics: pooled statistics of all clients' tables; None without federated
             preprocessing.
-        resume: go on after the last round of a boosting of this job and these clients
-            that ended early. All of them begin a new run with the trees of that round.
-        patience: seconds for which a step that a client does not answer is asked again.
+        resume: continue after the last round of a boosting of this job and these
+            clients that ended early. All of them begin a new run with the trees of that
+        round. patience: how many seconds to retry a step that a client does not answer.
         after_round: called with the number of rounds of trees after each.
 
     Returns:
@@ -179,7 +179,7 @@ def check_place(directory: Path, *, resume: bool) -> None:
     under_way = directory.parent / UNDER_WAY
     require(
         resume or not under_way.exists(),
-        f"{under_way} holds the rounds of a boosting that ended early; --resume goes on"
+        f"{under_way} holds the rounds of a boosting that ended early; --resume continues"
         " with it, or delete it to start over",
     )
     require(
@@ -268,7 +268,8 @@ class _Machines:
             expected_size(it, self._inputs, self._classes, self._width) for it in asked
         ]
         step = {**plain, CLIENTS: len(self._names)}
-        self._asked = common_digest(step, arrays, self._asked)
+        asked_of_all = {**self._description, BOOST: step}
+        self._asked = common_digest(asked_of_all, arrays, self._asked)
         found = self._until_all_answer(partial(self._sum, step, arrays, shapes))
         self._step += 1
         if len(found) > 1:
@@ -276,7 +277,7 @@ class _Machines:
         return found[0]
 
     def finish(self, rounds: int) -> None:
-        """Have all clients keep so many rounds, and make their own models."""
+        """Have all clients keep this number of rounds, and make their own models."""
         plain, arrays = plain_steps(self._waiting)
         plain["steps"] += plain_end(rounds)["steps"]
         self._until_all_answer(partial(self._end, plain, arrays))
@@ -291,7 +292,7 @@ class _Machines:
                 if time.monotonic() >= until:
                     raise
                 COORDINATOR_LOG.warning(
-                    f"step {self._step + 1}: {error}; it is asked again"
+                    f"step {self._step + 1}: {error}; it is retried"
                 )
 
     def _end(self, plain: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
@@ -321,6 +322,7 @@ class _Machines:
             earlier=self._history.released(self._step),
             members=self._history.members(self._step),
             asked=self._asked,
+            vector=(BOOST, None),
         )
         sums, _ = server.run(np.full((1, count), 1 / count))
         self._history.record(

@@ -40,8 +40,8 @@ from fedtailor.remote.wire.transport import PendingExchange, Transport
 FindArrivals = Callable[
     [Collection[str], PendingExchange], Mapping[str, NDArray[np.int64]]
 ]
-"""(names of known clients, requests to them that are open) -> numbers of rows [3] of
-others that have come, by name.
+"""Maps the names of known clients, and the open requests to them, to the row counts [3]
+of newcomers, by name.
 """
 
 
@@ -78,7 +78,7 @@ def coordinate(
             needs clients whose processes live longer than one message.
         evaluate_every: evaluate after every n-th round, and after the last.
         callbacks: called as in a simulation.
-        patience: seconds for which a round that too few clients answer is asked again.
+        patience: how many seconds to retry a round that too few clients answer.
         compile_time: seconds that the first exchange of each task waits in addition to
             the job's deadline.
         arrivals: called after each round with the names of all clients that are known, and

@@ -203,7 +203,7 @@ class RemoteExecutor:
         """Serve other clients that joined after training began.
 
         Args:
-            unseen: all of them, in place of those so far.
+            unseen: all of them, replacing those so far.
             rows: numbers of rows [3] that they have agreed to, by name.
         """
         self.unseen = unseen
@@ -394,7 +394,7 @@ class RemoteExecutor:
         )
 
     def repeat_exchanges(self) -> None:
-        """Number the exchanges of this round from 0 again, as it is asked again.
+        """Number the exchanges of this round from 0 again, as it is retried.
 
         A client that has answered is then sent the request that it knows.
         """

@@ -1,5 +1,6 @@
-"""Late clients over machines: requests that stay open while the coordinator goes on, and
-takes a step as soon as some answers are there (`LateClients`).
+"""Asynchronous training over machines: requests stay open while the coordinator
+continues, and it updates its model as soon as enough answers have arrived
+(`LateClients`).
 """
 
 import time

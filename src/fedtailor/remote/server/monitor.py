@@ -210,7 +210,7 @@ def monitor_server(monitor: Monitor, address: str) -> Iterator[str]:
     host, _, port = address.rpartition(":")
     require(
         port.isdecimal() and int(port) < 65536,
-        f"{address!r} is no port for a monitor; write PORT or HOST:PORT",
+        f"{address!r} is not a port for a monitor; write PORT or HOST:PORT",
     )
 
     class Handler(BaseHTTPRequestHandler):

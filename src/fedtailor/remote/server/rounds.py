@@ -1,4 +1,4 @@
-"""Training over machines: a round that too few clients answer is asked again."""
+"""Training over machines: a round that too few clients answer is retried."""
 
 import time
 from typing import Any
@@ -15,7 +15,7 @@ from fedtailor.remote.wire.run_log import COORDINATOR_LOG
 from fedtailor.remote.wire.transport import TooFewClients
 
 PATIENCE_S = 3600.0
-"""Seconds for which a round is asked again, unless the coordinator says otherwise."""
+"""How many seconds to retry a round, unless the coordinator says otherwise."""
 
 COMPILE_S = 300.0
 """Seconds that clients may take to compile a task, in addition to the deadline."""
@@ -30,7 +30,7 @@ class RemoteTraining(Training[RemoteExecutor]):
     """The training of a coordinator, which lasts longer than its connections.
 
     Attributes:
-        patience: seconds for which a round with too few clients is asked again; 0 = it
+        patience: how many seconds to retry a round with too few clients; 0 = it
             ends the training.
         pause: seconds between two attempts.
     """

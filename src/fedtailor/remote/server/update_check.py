@@ -52,7 +52,7 @@ model, and below this number: where the usual change is tiny, others may be larg
 """
 
 NUMBERS_FACTOR = 1e6
-"""`USUAL_FACTOR` of messages that are no vectors of the model's size."""
+"""`USUAL_FACTOR` of messages that are not vectors of the model's size."""
 
 ALONE_FACTOR = 1e12
 """`START_FACTOR` of a change that there is nothing to compare with."""

@@ -47,6 +47,7 @@ from fedtailor.remote.wire.secure_sums import (
     SHARES,
     STAGES,
     VECTORS,
+    neighbours_of,
 )
 
 MAX_WEIGHTS = 2**14
@@ -403,11 +404,12 @@ class SecureSumClient:
             f"it adds whole numbers with the same weight of {self._equally} clients, and"
             " with no others",
         )
-        # Clients of whom this one has no key may not exist, and then hide nobody. Only of
-        # more than it adds with there are some.
-        strangers = [name not in session.neighbours for name in columns]
+        # Whoever is named in a sum and has no part in it is missed by its neighbours, and
+        # by nobody else: the sum would be one without that client.
+        around = set(neighbours_of(self._client, columns, MAX_NEIGHBOURS))
+        missing = [name in around.difference(session.neighbours) for name in columns]
         refuse_unless(
-            count > MAX_NEIGHBOURS or not weights[:, strangers].any(),
+            not weights[:, missing].any(),
             Refusal.UNSAFE_SUM,
             "the weights name clients that have no part in this sum",
         )
@@ -421,7 +423,9 @@ class SecureSumClient:
         own = weights[:, columns.index(self._client)]
         masked = np.stack([fixed_point.encode(weight * vector) for weight in own])
         masked += expand_mask(session.self_mask_seed, masked.shape)
-        named = mask_session(session.name, session.columns, weights, self._asked)
+        named = mask_session(
+            session.name, session.vector_name, session.columns, weights, self._asked
+        )
         for index, other in enumerate(session.neighbours):
             if not surviving[index] or other == self._client:
                 continue
@@ -468,7 +472,7 @@ class SecureSumClient:
             for name, is_there in zip(session.neighbours, there, strict=True)
             if not is_there
         ]
-        # Of more clients than it adds with, some are no neighbours.
+        # Of more clients than it adds with, some are not neighbours.
         members = [
             name
             for name, column in zip(session.columns, session.weights.T, strict=True)
@@ -566,14 +570,18 @@ class SecureSumClient:
 
 
 def mask_session(
-    session: str, columns: Sequence[str], weights: np.ndarray, asked: str
+    session: str,
+    vector: tuple[str, int | None],
+    columns: Sequence[str],
+    weights: np.ndarray,
+    asked: str,
 ) -> str:
-    """The name by which the masks of a sum are derived.
+    """The name from which the masks of a sum are derived.
 
-    It holds the weights of all clients, and what they were asked. The masks of two
-    clients that were told different ones do not cancel.
+    It holds which vector is added, the weights of all clients, and what they were asked.
+    The masks of two clients that received different ones do not cancel.
     """
-    text = json.dumps([session, list(columns), weights.shape, asked])
+    text = json.dumps([session, vector, list(columns), weights.shape, asked])
     content = text.encode() + np.ascontiguousarray(weights, "<f8").tobytes()
     return f"{session} {hashlib.sha256(content).hexdigest()}"
 

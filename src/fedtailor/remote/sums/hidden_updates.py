@@ -1,4 +1,4 @@
-"""Updates of which the coordinator can compute secure sums only."""
+"""Updates that the coordinator can sum securely and nothing else."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -54,7 +54,7 @@ class HiddenUpdates:
         self.extra_bytes = np.zeros(2, np.int64)
 
     def rows(self, kind: str, shape: Any) -> HiddenRows:
-        """The clients' updates of one kind, as rows of which only sums can be computed.
+        """The clients' updates of one kind, as rows that can only be summed.
 
         Args:
             kind: kind of message.
@@ -88,6 +88,7 @@ class HiddenUpdates:
                 earlier=self._history.released(self._round),
                 members=self._history.members(self._round),
                 asked=self._asked,
+                vector=(kind, index),
             )
             sums = server.run(weights[:, self._reporting])
             self._history.record(self._round, vector, server.released, server.remaining)

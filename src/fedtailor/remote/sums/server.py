@@ -147,6 +147,7 @@ class SecureSumServer:
         members: the clients of these; others would be refused by them, and are lost from
             the beginning. None = everybody may take part.
         asked: digest of what all clients were asked (`SecureSumClient.hold`).
+        vector: the kind of vector that all clients add, and its number among several.
 
     Attributes:
         released: `earlier` and the sums of this run, when it is done.
@@ -165,7 +166,9 @@ class SecureSumServer:
         earlier: ReleasedSums | None = None,
         members: Collection[str] | None = None,
         asked: str = "",
+        vector: tuple[str, int | None] = ("model", None),
     ) -> None:
+        self._vector = vector
         self._run_stage, self._names = run_stage, tuple(names)
         self._size, self._settings, self._digest = size, settings, asked
         self._minimum = max(minimum, MIN_CLIENTS)
@@ -176,7 +179,7 @@ class SecureSumServer:
             name for name in self._names if members is None or name in members
         ]
         self._session = secrets.token_hex(8)
-        self._mask_session = self._session  # by which masks are derived
+        self._mask_session = self._session  # masks are derived from it
         # By client, from the first two stages.
         self._neighbours: dict[str, tuple[str, ...]] = {}
         self._mask_keys: dict[str, bytes] = {}  # public keys for pairwise masks
@@ -268,7 +271,11 @@ class SecureSumServer:
 
     def _share_keys(self, keys: Mapping[str, NamedArrays]) -> Mapping[str, NamedArrays]:
         """Send each client its neighbours' keys, and ask for encrypted shares."""
-        self._neighbours = neighbour_graph(tuple(keys), self._max_neighbours)
+        graph = neighbour_graph(self._names, self._max_neighbours)
+        self._neighbours = {
+            name: tuple(other for other in graph[name] if other in keys)
+            for name in keys
+        }
         self._mask_keys = {
             name: pair["masking"].tobytes() for name, pair in keys.items()
         }
@@ -302,7 +309,7 @@ class SecureSumServer:
         """
         # All clients receive the same weights, or their masks do not cancel.
         self._mask_session = mask_session(
-            self._session, self._names, weights, self._digest
+            self._session, self._vector, self._names, weights, self._digest
         )
         arrays, specs = {}, {}
         for name in shares:

@@ -40,7 +40,7 @@ HALVINGS = 3
 """Halvings of the search for bins that one step decides."""
 
 FINISH = "finish"
-"""The kind of the last step: keep so many rounds of trees, and make the own model."""
+"""The kind of the last step: keep this number of rounds of trees, and make the own model."""
 
 _Number = Annotated[int, Field(ge=0, lt=2**31)]
 
@@ -152,7 +152,7 @@ def read_steps(
     most = settings.trees * outputs + 4
     require(
         len(read.steps) <= most,
-        f"a message names {len(read.steps)} steps of boosting, of which {most} are used",
+        f"a message names {len(read.steps)} steps of boosting; {most} are used",
     )
     summed = [step.kind for step in read.steps if step.kind in SUMMED]
     require(

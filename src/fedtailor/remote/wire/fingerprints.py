@@ -2,8 +2,8 @@
 
 A kit that is copied with its state can answer in the client's name, and a client can be
 started again with other rows. Both may be meant, so nothing is refused, but both sides
-are told: the client compares with what it has stored and with what the coordinator has
-heard, and the coordinator with what it has heard before.
+are warned: the client compares with what it has stored and with what the coordinator
+has heard, and the coordinator with what it has heard before.
 
 What is sent reveals nothing: digests under a key that only the client has, so that
 nobody else can tell rows or machines by trying them.

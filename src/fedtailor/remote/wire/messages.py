@@ -274,7 +274,7 @@ def check_identity(reply: Reply, request: Request) -> None:
 
 
 def check_content(reply: Reply, expected: Mapping[str, ArraySpec]) -> None:
-    """Check that a reply is no refusal, and holds the expected arrays.
+    """Check that a reply is not a refusal, and holds the expected arrays.
 
     Raises:
         ValueError: why the client refused, or what is wrong with the arrays.
@@ -284,7 +284,7 @@ def check_content(reply: Reply, expected: Mapping[str, ArraySpec]) -> None:
 
 
 def check_not_refused(reply: Reply) -> None:
-    """Check that a reply is no refusal.
+    """Check that a reply is not a refusal.
 
     Raises:
         ValueError: why the client refused, in words of this machine.
@@ -395,7 +395,7 @@ def _unpack(data: bytes, kind: type[E]) -> tuple[E, dict[str, np.ndarray]]:
         OverflowError,
     ):
         raise ValueError(
-            "it is no message of a fedtailor federation, or it is damaged"
+            "it is not a message of a fedtailor federation, or it is damaged"
         ) from None
     try:
         envelope = kind.model_validate_json(text)

@@ -21,7 +21,7 @@ _FORM = re.compile(r"(\d{1,6})\.(\d{1,6})(?:[.+a-z0-9-]{0,24})", re.ASCII)
 
 
 def talk(one: str, other: str) -> bool:
-    """Whether two releases talk to each other; False if one of them is no release."""
+    """Whether two releases talk to each other; False if one of them is not a release."""
     first, second = _FORM.fullmatch(one), _FORM.fullmatch(other)
     if first is None or second is None:
         return False

@@ -2,7 +2,8 @@
 
 This is the one place that decides it. The client's policy, its account and the handlers
 of tasks go by `kind_of`, so that no part of a request means one thing to one of them and
-something else to another. What does not belong to a task is refused, also if it is null.
+something else to another. What does not belong to a task is refused, even if it is
+null.
 """
 
 from collections.abc import Mapping
@@ -43,7 +44,7 @@ TABLE_TASKS = (HELLO, STATISTICS, INPUTS, AGREED, DESCRIBE)
 """Tasks before training, about the client's table."""
 
 SERVING = ("init_unseen", "personal", "evaluate")
-"""Tasks by which a client makes its personal model, and draws the same numbers."""
+"""Tasks in which a client makes its personal model, with the same random numbers."""
 
 TRAINING = ("client", *STAGES)
 """Tasks of a round of training; all others may follow the last round, too: a newcomer
@@ -213,14 +214,14 @@ def _check_bare(request: Request) -> None:
 
 def _refuse_others(task: str, settings: Mapping[str, Any], allowed: set[str]) -> None:
     others = sorted(set(settings) - allowed)
-    _refuse(bool(others), f"{others[:1]} is no part of a request for {task!r}")
+    _refuse(bool(others), f"{others[:1]} is not part of a request for {task!r}")
     nulls = sorted(name for name, value in settings.items() if value is None)
     _refuse(bool(nulls), f"{nulls[:1]} is null in a request for {task!r}")
 
 
 def _refuse_arrays(request: Request, allowed: set[str]) -> None:
     others = sorted(set(request.arrays) - allowed)
-    _refuse(bool(others), f"the array {others[:1]} is no part of {request.task!r}")
+    _refuse(bool(others), f"the array {others[:1]} is not part of {request.task!r}")
 
 
 def _refuse(is_wrong: object, text: str) -> None:

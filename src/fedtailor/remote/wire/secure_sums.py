@@ -23,7 +23,7 @@ than the threshold. An active server that invents clients, and answers for them,
 unmask vectors: clients learn each other's public keys from the server alone.
 """
 
-import random
+import hashlib
 from collections.abc import Sequence
 
 KEYS, SHARES, VECTORS, UNMASK = "sum-keys", "sum-shares", "sum-vectors", "sum-unmask"
@@ -39,25 +39,41 @@ MAX_NEIGHBOURS = 50
 def neighbour_graph(
     names: Sequence[str], neighbours: int = MAX_NEIGHBOURS
 ) -> dict[str, tuple[str, ...]]:
-    """Draw the graph of clients that share masks and secrets.
+    """The graph of clients that share masks and secrets.
 
-    It is complete if there are few clients. Else clients are placed on a ring in random
-    order, and each is connected to the nearest on both sides.
+    It is complete if there are few clients. Else clients are placed on a ring, in the
+    order of digests of their names, and each is connected to the nearest on both sides.
+    So a client knows who its neighbours are, in each sum of the same clients, and that
+    one of them is missing: a client that nobody has as a neighbour could be named in a
+    sum and have no part in it, and the difference to an earlier sum would be its vector.
 
     Args:
-        names: names of the clients.
+        names: names of all clients of a sum, also of those that are lost.
         neighbours: maximum number of other clients that a client is connected to.
 
     Returns:
         The neighbours of each client, including itself, in alphabetical order.
     """
-    if len(names) <= neighbours + 1:
-        return dict.fromkeys(names, tuple(sorted(names)))
-    # The operating system draws the order, so that no client can predict it.
-    ring = list(names)
-    random.SystemRandom().shuffle(ring)
-    offsets = range(-(neighbours // 2), neighbours // 2 + 1)
-    return {
-        name: tuple(sorted(ring[(index + offset) % len(ring)] for offset in offsets))
-        for index, name in enumerate(ring)
-    }
+    ring = _ring(names)
+    return {name: _around(ring, at, neighbours) for at, name in enumerate(ring)}
+
+
+def neighbours_of(
+    client: str, names: Sequence[str], neighbours: int
+) -> tuple[str, ...]:
+    """The neighbours of one client (see `neighbour_graph`), which is among the names."""
+    ring = _ring(names)
+    return _around(ring, ring.index(client), neighbours)
+
+
+def _ring(names: Sequence[str]) -> list[str]:
+    return sorted(names, key=lambda name: hashlib.sha256(name.encode()).digest())
+
+
+def _around(ring: Sequence[str], at: int, neighbours: int) -> tuple[str, ...]:
+    """Those at a place of a ring and next to it, in alphabetical order."""
+    if len(ring) <= neighbours + 1:
+        return tuple(sorted(ring))
+    half = neighbours // 2
+    around = [ring[(at + offset) % len(ring)] for offset in range(-half, half + 1)]
+    return tuple(sorted(around))

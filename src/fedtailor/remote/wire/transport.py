@@ -415,7 +415,7 @@ def _answer(
         if not isinstance(error, Exception) and type(error).__module__ != _RUST:
             raise  # such as Ctrl-C
         if request is _UNREAD and isinstance(error, ValueError):
-            # Anyone can send what is no request; that is no fault to be traced.
+            # Anyone can send what is not a request; that is no fault to be traced.
             refusal, lines = Refusal.UNREADABLE, [str(error)]
         else:
             refusal = Refusal.FAILED

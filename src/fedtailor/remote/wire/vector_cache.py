@@ -2,7 +2,7 @@
 
 A client can compute the initial model from the job's seed, and caches the vectors of
 each array that it received last. The coordinator keeps track of the caches, and sends
-digests in place of cached vectors. For example, an evaluation and the round after it
+digests instead of cached vectors. For example, an evaluation and the round after it
 send a model once. The coordinator may be wrong, as a client that was restarted has lost
 its cache: the client then reports a cache miss, and is sent the full request.
 
@@ -29,7 +29,7 @@ INITIAL, STREAM = "initial", "stream/"
 """Arrays of vectors: the model that a state starts from [d], and streams [n, ...]."""
 
 _NEW = bytes(DIGEST_BYTES)
-"""In place of a digest: the row is the next of those that the request holds."""
+"""Instead of a digest: the row is the next of those that the request holds."""
 
 
 class CacheMiss(ValueError):

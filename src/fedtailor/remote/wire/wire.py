@@ -140,7 +140,7 @@ def common_digest(
     """SHA-256 of what all clients of a sum are asked.
 
     Args:
-        settings: what the request says of the method.
+        settings: what the request says about the method.
         arrays: arrays that all clients are sent.
         before: the digest of what they were asked before, if the answer depends on it.
     """

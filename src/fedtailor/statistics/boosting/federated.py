@@ -69,7 +69,7 @@ def boost_federation(
     Args:
         federation: clients whose targets are classes or one number.
         settings: how trees are grown, and how many at most.
-        personal: whether each client may go on with trees of its own, or take its own
+        personal: whether each client may add trees of its own, or take its own
             only, if that is better on its validation rows.
         on_grid: whether sums are those of machines, whose answers are rounded to whole
             multiples of 2^-40 and then added exactly.

@@ -1,4 +1,4 @@
-"""The file of boosted trees, which are no vector: arrays over all nodes."""
+"""The file of boosted trees, which are not one vector: arrays over all nodes."""
 
 import json
 from collections.abc import Mapping
@@ -35,7 +35,7 @@ def save_progress(
     Args:
         progress: the rounds.
         path: the file; one that is there is replaced.
-        origin: of which boosting they are; values for JSON.
+        origin: the boosting that they are from; values for JSON.
 
     Raises:
         ValueError: it cannot be written.

@@ -70,7 +70,7 @@ class BoostingRows:
             x: inputs of the training rows.
             y: their classes or targets [n].
             classes: the number of classes; None for numbers.
-            val_x, val_y: validation rows, by which numbers of trees are chosen.
+            val_x, val_y: validation rows, which choose the number of trees.
         """
         self.x, self.y = np.asarray(x, np.float64), np.asarray(y).reshape(-1)
         self.val_x = self.x[:0] if val_x is None else np.asarray(val_x, np.float64)

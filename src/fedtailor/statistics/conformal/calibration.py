@@ -54,7 +54,7 @@ class ClientCalibration:
         scores: the scores of its validation rows in ascending order, 1 - p(true class)
             or |y - prediction| in the target's unit.
         group: the group of clients that it belongs to; None if there are no groups.
-        temperature: by which its logits are divided for probabilities; None for
+        temperature: its logits are divided by it for probabilities; None for
             numbers, and for a client with too few rows.
     """
 
@@ -212,12 +212,12 @@ class Calibration:
             }
         except (KeyError, TypeError, AttributeError, IndexError) as error:
             raise ValueError(
-                f"it is no calibration ({type(error).__name__}: {error})"
+                f"it is not a calibration ({type(error).__name__}: {error})"
             ) from None
         is_valid = math.isfinite(scale) and scale > 0
         for client in clients.values():
             is_valid &= all(0 <= score < math.inf for score in client.scores)
-        require(is_valid, "it is no calibration: scores are finite numbers from 0")
+        require(is_valid, "it is not a calibration: scores are finite numbers from 0")
         return cls(content["kind"], clients, scale, counts, groups)
 
 
@@ -227,7 +227,7 @@ def _optional_temperature(value: Any) -> float | None:
     temperature = float(value)
     require(
         math.isfinite(temperature) and temperature > 0,
-        "it is no calibration: temperatures are above 0",
+        "it is not a calibration: temperatures are above 0",
     )
     return temperature
 
@@ -244,7 +244,7 @@ def _dense(entries: Any) -> NDArray[np.int64]:
         is_count = isinstance(place, int) and isinstance(count, int) and count > 0
         require(
             is_count and 0 <= place < BINS,
-            f"it is no calibration: a histogram has {BINS} bins of counts",
+            f"it is not a calibration: a histogram has {BINS} bins of counts",
         )
         counts[place] = count
     return counts

@@ -1,4 +1,4 @@
-"""Whether a loss stands still: the one rule that ends training and makes reports
+"""Whether a loss has converged: the one rule that ends training and makes reports
 warn of too little of it.
 """
 
@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 WINDOW = 1 / 3
-"""The share of the rounds, the last ones, in which a loss must stand still."""
+"""The share of the rounds, the last ones, in which a loss must not move."""
 TOLERANCE = 1e-3
-"""The largest change of a loss that stands still, as a share of the loss."""
+"""The largest change of a loss that has converged, as a share of the loss."""
 MIN_EVALUATIONS = 5
 """With fewer evaluations in the window, nothing is said."""
 SMALLEST_LOSS = 0.01
@@ -22,7 +22,7 @@ Movement = Literal["still", "falling", "rising", "wavering", "unknown"]
 def movement(rounds: ArrayLike, losses: ArrayLike) -> Movement:
     """How a loss moves in the last third of the rounds.
 
-    It stands still if all losses in this window lie within 0.1 % of the last one.
+    It has converged if all losses in this window lie within 0.1 % of the last one.
     Otherwise it falls or rises if the means of the window's two halves differ by more
     than that, and by more than the losses scatter around these means. A window in
     proportion to the rounds finds slow changes as well as fast ones.

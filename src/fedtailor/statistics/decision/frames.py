@@ -14,7 +14,7 @@ def frame_to_json(frame: pl.DataFrame) -> dict[str, Any]:
 
 
 def frame_from_json(content: Any) -> pl.DataFrame:
-    """The table of which `frame_to_json` made `content`.
+    """The table that `frame_to_json` turned into `content`.
 
     Raises:
         ValueError: `content` is no such table.

@@ -200,7 +200,7 @@ def _gains_of_method(
 
 
 MIN_CLIENTS = 3
-"""Of fewer clients nothing tells how their true gains vary."""
+"""Fewer clients do not show how their true gains vary."""
 
 
 def hierarchical(
@@ -248,7 +248,7 @@ def hierarchical(
     log_density = 0.5 * (np.log(weights).sum(axis=1) - np.log(sums) - squares)
     density = np.exp(log_density - log_density.max()) * np.gradient(deviations)
     density /= density.sum()
-    # [t, n]; of a value of which nothing is known the error is as large as t.
+    # [t, n]; the error of an unknown value is as large as t.
     kept = np.zeros((_STEPS, len(estimates)))
     kept[:, known] = between * weights
     rest = np.broadcast_to(between, kept.shape).copy()

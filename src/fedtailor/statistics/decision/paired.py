@@ -231,8 +231,8 @@ def variance_over_seeds(clients: Sequence[PairedRows]) -> tuple[float, int] | No
     """The variance over seeds of the mean over clients of their mean differences, and its
     degrees of freedom, S - 1; None without `MIN_SEEDS` seeds.
 
-    Unlike the parts of `seed_variance` it is no difference of two estimates, which would
-    be 0 in every other case, and no interval could then hold its level.
+    Unlike the parts of `seed_variance` it is not a difference of two estimates, which
+    would be 0 in every other case, and no interval could then hold its level.
     """
     measured = [it for it in clients if len(it.seeds) >= MIN_SEEDS]
     if not measured:

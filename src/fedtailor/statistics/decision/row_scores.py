@@ -245,7 +245,7 @@ class ExplainedScore(ErrorScore):
 
 @dataclass(frozen=True)
 class PairsScore(Score):
-    """A share of pairs of rows that are ranked rightly, which is no mean of rows.
+    """A share of pairs of rows that are ranked rightly, which is not a mean of rows.
 
     Its level is the share itself.
     """
@@ -383,7 +383,7 @@ class ConcordanceScore(PairsScore):
 
     def least_variance(self, truth: Float[np.ndarray, " n"]) -> float:
         # As for areas: an event more in favour of each method, which is ranked otherwise
-        # beside one of the rows that it is compared with.
+        # with one of the rows that it is compared with.
         events = max(_events(truth), 1)
         others = _pairs_of(truth) / events
         return 2 / (max(others, 1) ** 2 * (events + 1) * (events + 2)) + 2 / (
@@ -412,7 +412,7 @@ class ConcordanceScore(PairsScore):
 
 
 FEW_PAIRS = 10
-"""Of fewer comparable pairs nothing can be told: their interval is everything."""
+"""Fewer comparable pairs say nothing: their interval is everything."""
 
 
 def _compared(
@@ -449,7 +449,7 @@ def _area_interval(
         return (area - other) ** 2 - z**2 * variance
 
     # At the area itself the excess is below 0, and at the bounds not. An area of 0 or
-    # 1 has the variance 0, and stands for one just beside it.
+    # 1 has the variance 0, and stands for one next to it.
     inside = float(np.clip(area, 1e-9, 1 - 1e-9))
 
     def root(low: float, high: float) -> float:

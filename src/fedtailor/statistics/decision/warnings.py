@@ -20,7 +20,7 @@ MIN_TEST_ROWS = 10
 MAX_NAMES = 3
 """A warning lists this many names and counts the others."""
 _MAX_BLOCKS = 32
-"""Inputs are compared in so many blocks."""
+"""The number of blocks in which inputs are compared."""
 MIN_VALIDATION_ROWS = 2500
 """With fewer rows, an accuracy of 1/2 has a standard error above one point."""
 
@@ -212,7 +212,7 @@ def warn_grid_edges(
 def warn_still_falling(curves: Mapping[str, tuple[ArrayLike, ArrayLike]]) -> list[str]:
     """Warns about methods whose validation loss was still falling in the last round.
 
-    The rule is that by which a training until it stands still ends
+    The rule is that of a training until it has converged
     (`fedtailor.statistics.decision.movement`).
 
     Args:

@@ -181,7 +181,7 @@ def dapper_share(
 
     It minimizes sqrt(lambda^2 / n_i + (1 - lambda)^2 / n_C) sqrt(d log(1/delta)) + (1 -
     lambda) disc(D_i, C) (Mansour et al. 2020, section 4). This is the problem of
-    `best_rows` with two sources of which one has no bias.
+    `best_rows` with two sources, one of them without bias.
 
     Args:
         own: samples n_i of each client.

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     import polars as pl
 
 ComparedQuantity = Literal["gradients", "labels", "inputs"]
-"""The quantities by which pairs of clients are compared."""
+"""The quantities that are compared between two clients."""
 
 MAX_COLUMNS = 5
 """The largest number of features that are named."""
@@ -247,7 +247,7 @@ class Diagnosis:
         return [sentence for sentence in sentences if sentence]
 
     def columns(self) -> "pl.DataFrame":
-        """Returns a table of the features by which clients differ, most first.
+        """Returns a table of the features in which clients differ, most first.
 
         The columns are `column`, `spread` and `p`; see `InputDifferences`. It is empty
         if the inputs are unknown.

@@ -1,4 +1,4 @@
-"""Fit a regression by Newton's method, each step of which needs sums over clients only.
+"""Fit a regression by Newton's method; each step needs sums over clients only.
 
 Inputs are centred and divided by their standard deviations (sums, too) while steps are
 taken, so that neither units nor large means cost digits; results are in the user's units.

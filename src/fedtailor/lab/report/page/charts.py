@@ -29,7 +29,7 @@ def image_of(chart: Chart) -> Markup:
     from matplotlib.figure import Figure
 
     # Letters stay letters: the file is small, and the browser has signs of all languages.
-    # Matplotlib warns of those that its own font lacks, by which it measures.
+    # Matplotlib warns of those that its own font lacks, which it measures with.
     settings = dict(SETTINGS)
     settings["svg.fonttype"] = "none"
     with rc_context(settings), warnings.catch_warnings():
@@ -79,6 +79,6 @@ def _draw(axes: "Axes", line: Series, index: int) -> None:
 
 
 def _numbers(values: Sequence[float]) -> NDArray[np.float64]:
-    """As an array in which infinity is NaN, of which matplotlib draws nothing."""
+    """As an array in which infinity is NaN, which matplotlib does not draw."""
     numbers = np.asarray(values, np.float64)
     return np.where(np.isfinite(numbers), numbers, np.nan)

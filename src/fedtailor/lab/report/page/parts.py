@@ -76,7 +76,7 @@ class Section:
         charts: lines over an axis.
         tables: tables.
         settings: pairs of names and values.
-        folded: sections of which only the title is visible until a reader opens it:
+        folded: sections that show only their title until a reader opens them:
             details, and what is too long to be printed.
     """
 

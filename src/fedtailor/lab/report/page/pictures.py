@@ -4,7 +4,7 @@ Figures in files and in notebooks are matplotlib's (`report.figures`, `plot`). T
 drawings are written out, since they are parts of a page: they take its colours, also in
 dark mode and in print, larger letters on phones, and say their values where one points.
 matplotlib's SVG has none of that, and is 4 to 6 times as large for 10 to 200 clients
-(16, 40 and 170 kB beside 3, 9 and 35) and takes 0.1 to 0.6 s for a drawing. Matrices of
+(16, 40 and 170 kB instead of 3, 9 and 35) and takes 0.1 to 0.6 s for a drawing. Matrices of
 many clients, which nobody reads entry by entry, are its images.
 """
 

@@ -137,7 +137,7 @@ def _numeric(table: ReportTable) -> list[bool]:
 
 
 def _sort_key(cell: Cell) -> str:
-    """The key by which a column is sorted; empty for a number that is NaN."""
+    """The key that sorts a column; empty for a number that is NaN."""
     if isinstance(cell, Number):
         return f"{cell.mean:.10g}" if math.isfinite(cell.mean) else ""
     return cell

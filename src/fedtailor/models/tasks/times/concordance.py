@@ -37,7 +37,7 @@ def comparisons(
     risk: ArrayLike,
     weight: ArrayLike | None = None,
 ) -> Concordance:
-    """Compare all pairs of rows, of which one is known to have lived longer.
+    """Compare all pairs of rows of which one is known to have lived longer.
 
     A pair is comparable if the earlier time is that of an event; of equal times, if one is
     an event and the other is censored, which lived longer (Harrell et al. 1982, with the

@@ -203,7 +203,7 @@ def fit_cox(
 
 
 def _require_information(sums: CoxSums) -> None:
-    """Refuse inputs of which the rows say nothing, whoever has the event first.
+    """Refuse inputs that the rows say nothing about, whoever has the event first.
 
     Args:
         sums: where all coefficients are 0; with a penalty, its own is in them.

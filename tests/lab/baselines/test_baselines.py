@@ -126,7 +126,9 @@ def test_a_stored_baseline_has_the_metrics_of_its_rows(tmp_path):
 def test_kept_models_predict_as_they_did_when_they_were_measured(classes):
     """In single precision; of three classes no row has the last one."""
     given = problem(classes=2 if classes else None, rows=60)
-    given = replace(given, val_x=given.x, val_y=given.y, classes=classes)
+    given = replace(
+        given, val_x=given.x, val_y=given.y, classes=classes, names=("a", "b", "c")
+    )
     like = linear().bind((3,), classes or 1, default_loss(classes))
     task = task_of(default_loss(classes))
     for name in baseline_names():

@@ -135,7 +135,8 @@ def measure(name, out, packages):
     baselines = experiment.trained_baselines(scenario)
     tests = Tests(runs, {baseline_label(it): it for it in baselines})
     method = verdict.recommendation.method
-    means = {f"{method} (recommended)": tests.text(method)}
+    others = {it.about.name: baseline_label(it) for it in baselines}
+    means = {f"{method} (recommended)": tests.text(others.get(method, method))}
     means[f"{tests.best} (best federated)"] = tests.text(tests.best)
     means |= {it.title: tests.text(baseline_label(it)) for it in baselines}
     if mixed := mixed_model(name, path, runs, experiment, scenario):

@@ -20,10 +20,11 @@ from fedtailor.statistics.boosting import (
 from fedtailor.statistics.boosting.boost import sum_over
 from fedtailor.statistics.boosting.federated import boosting_rows
 
+OTHERS = ("trees-alone", "trees-personal", "linear-alone")
 OPTIONS = (
     *("--client", "site", "--target", "grade", "--algorithms", "local", "fedavg"),
     *("--lr", "0.1", "--rounds", "2", "--seeds", "0", "1", "2"),
-    *("--baselines", "trees-federated"),
+    *("--baselines", "trees-federated", *OTHERS),
 )
 CLIENTS = ("north", "south", "other")
 
@@ -70,7 +71,7 @@ def call(capsys):
 @pytest.mark.slow
 def test_the_final_trees_are_those_of_all_rows(compared):
     """The numbers of trees are what the comparison chose; the trees are grown anew."""
-    runs = sorted((compared / "results" / "runs" / "table").glob("trees-*"))
+    runs = sorted((compared / "results" / "runs" / "table").glob("trees-federated-*"))
     chosen = [StoredRun(path).summary[CHOSEN] for path in runs]
     assert len(chosen) == 3
     rounds = int(np.median([one["rounds"] for one in chosen]))
@@ -97,6 +98,41 @@ def test_the_final_trees_are_those_of_all_rows(compared):
         found = np.asarray(final.personal(name).outputs(data.x), np.float64)
         found -= np.logaddexp.reduce(found, axis=1)[:, None]
         np.testing.assert_allclose(found, expected, rtol=2e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("method", OTHERS)
+def test_every_candidate_becomes_models(compared, call, tmp_path, method):
+    """They predict, are exported and described; of a newcomer and of forgetting one line
+    says that they cannot."""
+    final, table = tmp_path / "final", compared / "ill.csv"
+    code, *_ = call(
+        "finalize", compared / "results", "--method", method, "--out", final
+    )
+    assert code == 0
+    code, shown, _ = call("predict", final, table, "--probabilities")
+    found = pl.read_csv(shown.encode())
+    right = (found["prediction"] == rows()["grade"]).mean()
+    assert code == 0 and right > (0.5 if method == "linear-alone" else 0.9)
+    code, shown, _ = call("predict", final, table, "--coverage", "0.9")
+    assert code == 0 and "set" in shown.splitlines()[0]
+    code, *_ = call("export", final, "--out", tmp_path / "vectors")
+    assert code == 0
+    _, again, _ = call("predict", tmp_path / "vectors", table, "--probabilities")
+    assert pl.read_csv(again.encode())["prediction"].equals(found["prediction"])
+    code, shown, _ = call("card", final, "--client", "other")
+    assert code == 0 and "refitted on all 450 rows" in shown
+    rows(4).drop("site", "score").write_csv(tmp_path / "new.csv")
+    new = ("--data", tmp_path / "new.csv", "--client", "new", "--out", tmp_path / "e")
+    code, _, complaint = call("enroll", final, *new)
+    assert code == 2 and len(complaint.strip().splitlines()) == 1, complaint
+
+
+def test_the_decision_hands_over_the_best_trees(compared, call):
+    """What the first line names is what `finalize` makes without being told."""
+    code, shown, _ = call("report", compared / "results")
+    first = shown.splitlines()[0]
+    assert code == 0 and first.startswith("Use trees-"), first
+    assert "Without a federation" not in shown and "yardstick" not in shown
 
 
 def test_models_of_trees_predict_raw_rows(compared, call):
@@ -160,7 +196,9 @@ def test_onnx_graphs_of_trees_predict_the_same(compared, call, tmp_path):
 
 def test_runs_of_a_comparison_keep_their_trees(compared, call):
     """Each split's trees can be opened, with sets from validation rows."""
-    path = sorted((compared / "results" / "runs" / "table").glob("trees-*"))[0]
+    path = sorted((compared / "results" / "runs" / "table").glob("trees-federated-*"))[
+        0
+    ]
     table = compared / "ill.csv"
     code, shown, _ = call(
         *("predict", path, table, "--coverage", "0.9", "--calibrated")

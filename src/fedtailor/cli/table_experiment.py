@@ -56,11 +56,11 @@ class TableComparisonOptions(TableOptions):
     algorithms: tuple[str, ...] = DEFAULT_METHODS
     """The methods to compare."""
     baselines: tuple[str, ...] = default_baselines()
-    """What to train for comparison with the methods, on the same rows: scikit-learn's boosted trees
-    and linear models, of each client alone and of all rows together (which needs pooled
-    data), for numbers a mixed model, and for times to an event Cox's model; on request
-    trees-federated, boosting on sums over clients. Nothing after the option: none of
-    them."""
+    """What to train beside the methods, on the same rows: boosted trees and linear models of
+    each client alone, personal trees (shared ones, then own), for numbers a mixed model,
+    all of which can be chosen; trees and linear models of all rows together, which need
+    pooled rows; and for times to an event Cox's model. On request trees-federated, which
+    can be boosted over machines. Nothing after the option: none of them."""
     model: str = "linear"
     """What is trained: linear; mlp, a small network (its width: --hidden); auto, which
     chooses one of both for each method, on validation data; or as for `fedtailor run`,

@@ -531,6 +531,9 @@ def _report_rounds(run: OpenedRun, client: str, rounds: int) -> list[int]:
 
 def _shared_data(run: OpenedRun, client: str, row: dict[str, Any]) -> Iterator[str]:
     """What this client sent, from the run's ledger and participation."""
+    if run.is_baseline and find_baseline(run.stored.method).is_alone:
+        yield "It sent nothing: its model is trained on its own rows only."
+        return
     if run.is_baseline:
         yield (
             "Of the sums above this client's part was computed in one process with the"

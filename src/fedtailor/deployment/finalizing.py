@@ -31,8 +31,6 @@ from fedtailor.engine.training import AfterRound, RunSpec, Training
 from fedtailor.engine.training.binding import bind
 from fedtailor.lab.baselines import (
     CHOSEN,
-    Baseline,
-    baseline_names,
     evaluate,
     find_baseline,
 )
@@ -82,7 +80,7 @@ def finalize(
         out: the directory to write; by default `model` in the experiment's folder,
             which replaces older models there.
         method: the label of a method for all clients, instead of the recommended ones;
-            or "trees-federated", if it was compared.
+            or a baseline that keeps its models, such as "trees-personal".
         use: "per-client": what the decision says about each client; "for-all": the
             method that it recommends for all.
         table: path of the table, if the file was moved.
@@ -101,15 +99,18 @@ def finalize(
     """
     experiment = _experiment(results, name)
     scenario, verdict, metric = _verdict(experiment)
-    runs, baselines = experiment.runs[scenario], _kept_baselines(experiment, scenario)
-    used = _methods(verdict, {**runs, **baselines}, method, use)
-    runs = {**runs, **baselines}
+    others = experiment.candidates(scenario)
+    baselines = {label: list(it.runs) for label, it in others.items()}
+    runs = {**experiment.runs[scenario], **baselines}
+    used = _methods(verdict, runs, method, use)
     target = experiment.folder / DEFAULT_FOLDER if out is None else out
     _require_free(target, is_default=out is None)
     labels = list(dict.fromkeys([used[None], *used.values()]))
     # Baselines are trained on inputs as they are.
-    changed = {KEEP_CORRELATED: True} if labels[0] in baselines else {}
-    data = _table_of(experiment, scenario, table, keep_test, changed)
+    tables = {
+        kept: _table_of(experiment, scenario, table, keep_test, kept)
+        for kept in {label in baselines for label in labels}
+    }
     folders = {label: _folder_name(label, labels) for label in labels}
     of_baselines = _expected_of(
         {it: runs[it] for it in labels if it in baselines}, metric
@@ -121,6 +122,7 @@ def finalize(
         with private_folder(target.parent, "finalize") as temporary:
             tested = {label: runs[label][0].rows for label in labels}
             for label in labels:
+                data = tables[label in baselines]
                 where = temporary / RUNS / folders[label]
                 if label in baselines:
                     refitted = _refit(label, runs[label], data, where)
@@ -135,6 +137,7 @@ def finalize(
             calibration = _calibration(runs, used, tested)
             if calibration is not None:
                 write_calibration(calibration, temporary)
+            first = tables[labels[0] in baselines]
             record = FinalModels(
                 run=folders[used[None]],
                 clients={
@@ -143,9 +146,9 @@ def finalize(
                 },
                 metric=metric,
                 splits=len(experiment.index.seeds),
-                rows=int(data.sizes["train"].sum()),
+                rows=int(first.sizes["train"].sum()),
                 digest_of=experiment.digest,
-                kept=int(data.sizes["test"].sum()),
+                kept=int(first.sizes["test"].sum()),
             )
             record.write(temporary)
             publish(temporary, target)
@@ -235,7 +238,7 @@ def _table_of(
     scenario: str,
     moved: Path | None,
     keep_test: bool,
-    changed: Mapping[str, Any],
+    for_baselines: bool,
 ) -> Any:
     """The table of a comparison, all of whose rows train, or all but the test rows.
 
@@ -244,9 +247,11 @@ def _table_of(
         scenario: label of the scenario.
         moved: where the table is now; None = where it was.
         keep_test: whether test rows are left out.
-        changed: options of the table that are others than in the comparison.
+        for_baselines: whether inputs are left as they are.
     """
-    arguments = {**experiment.index.scenarios[scenario].arguments, **changed}
+    arguments = dict(experiment.index.scenarios[scenario].arguments)
+    if for_baselines:
+        arguments[KEEP_CORRELATED] = True
     path = Path(arguments.pop("path")) if moved is None else moved
     arguments.pop("path", None)
     first = next(run for seeds in experiment.runs[scenario].values() for run in seeds)
@@ -339,19 +344,6 @@ def _train(
             f"{first.method} diverges on all rows with the settings that were chosen"
             f" ({error}); name another method with --method"
         ) from None
-
-
-def _kept_baselines(
-    experiment: StoredExperiment, scenario: str
-) -> dict[str, list[StoredRun]]:
-    """Name -> the runs of baselines that can be refitted."""
-    baseline_names()  # registers them
-    return {
-        it.about.name: list(it.runs)
-        for it in experiment.trained_baselines(scenario)
-        if it.about.name in Baseline.registry
-        and Baseline.registry[it.about.name].keeps_models
-    }
 
 
 def _refit(

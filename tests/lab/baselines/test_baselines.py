@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from sklearn.ensemble import HistGradientBoostingClassifier
+from scipy.special import log_softmax
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.metrics import roc_auc_score
 
@@ -92,15 +92,15 @@ def test_a_stored_baseline_has_the_metrics_of_its_rows(tmp_path):
     )
     model = bind(linear(), federation)
     evaluate(
-        find_baseline("trees-alone"), federation, model, tmp_path / "r",
+        find_baseline("linear-alone"), federation, model, tmp_path / "r",
         metrics=("roc_auc",),
     )  # fmt: skip
     stored = StoredRun(tmp_path / "r")
     assert stored.metric == "roc_auc" and stored.is_silent
     client = federation.client("b")
-    trees = HistGradientBoostingClassifier(random_state=0, early_stopping=False)
-    trees.fit(np.asarray(client.train.x, float), client.train.y)
-    chances = trees.predict_proba(np.asarray(client.test.x, float))[:, 1]
+    fitted = LogisticRegression(max_iter=1000)
+    fitted.fit(np.asarray(client.train.x, float), client.train.y)
+    chances = fitted.predict_proba(np.asarray(client.test.x, float))[:, 1]
     last = {
         metric: dict(
             stored.metrics.filter(split="test", metric=metric)
@@ -116,10 +116,59 @@ def test_a_stored_baseline_has_the_metrics_of_its_rows(tmp_path):
     assert right == pytest.approx(last["accuracy"]["b"], abs=1e-6)
     written = (tmp_path / "r" / "summary.json").stat().st_mtime_ns
     evaluate(
-        find_baseline("trees-alone"), federation, model, tmp_path / "r",
+        find_baseline("linear-alone"), federation, model, tmp_path / "r",
         metrics=("roc_auc",),
     )  # fmt: skip
     assert (tmp_path / "r" / "summary.json").stat().st_mtime_ns == written
+
+
+@pytest.mark.parametrize("classes", [None, 2, 3])
+def test_kept_models_predict_as_they_did_when_they_were_measured(classes):
+    """In single precision; of three classes no row has the last one."""
+    given = problem(classes=2 if classes else None, rows=60)
+    given = replace(
+        given, val_x=given.x, val_y=given.y, classes=classes, names=("a", "b", "c")
+    )
+    like = linear().bind((3,), classes or 1, default_loss(classes))
+    task = task_of(default_loss(classes))
+    for name in baseline_names():
+        baseline = find_baseline(name)
+        if not (baseline.keeps_models and baseline.applies(task)):
+            continue
+        assert baseline.about and not baseline.needs_pooled_data
+        fitted = baseline.fit(given)
+        kept = baseline.keep(fitted, like)
+        for client, vector in enumerate(kept.vectors):
+            x = given.x[client].astype(np.float32)
+            found = np.asarray(kept.model.logits(vector, x))
+            expected = fitted(client, x.astype(np.float64))
+            found = found[:, 0] if classes is None else log_softmax(found, axis=1)
+            np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+        # Whoever trains alone leaves nothing to a newcomer.
+        assert (kept.shared is None) == baseline.is_alone
+        without = baseline.fit(replace(given, val_x=(), val_y=()))
+        if name == "trees-personal":
+            assert without.chosen["own_rounds"] == 0
+        again = baseline.with_choices([kept.chosen, kept.chosen])
+        assert (
+            again.fit(replace(given, val_x=(), val_y=()))(0, given.x[0]).shape[0] == 60
+        )
+
+
+def test_trees_are_as_deep_as_validation_rows_say():
+    """A step needs one question; the number of trees of all clients is one."""
+    rng = np.random.default_rng(0)
+    x = [rng.normal(size=(80, 2)) for _ in range(4)]
+    y = [np.where(one[:, 0] > 0.2 * k, 1.0, -1.0) for k, one in enumerate(x)]
+    given = Problem(x, y, None, 0, val_x=x, val_y=y)
+    for name in ("trees-alone", "trees-personal"):
+        fitted = find_baseline(name).fit(given)
+        assert {"depth", "least_rows", "rounds"} <= set(fitted.chosen)
+        errors = [np.abs(fitted(k, x[k]) - y[k]).mean() for k in range(4)]
+        assert max(errors) < 0.1, name
+        lengths = {len(model.trees) for model in fitted.models}
+        assert len(lengths) == 1
+    assert fitted.chosen["asks_client"]
 
 
 def test_every_baseline_has_a_name_and_a_title():

@@ -11,6 +11,8 @@ import polars as pl
 import pytest
 
 from fedtailor.engine.storage.digests import with_digest
+from fedtailor.engine.storage.run_files import SUMMARY
+from fedtailor.lab.baselines import CHOSEN, baseline_names, find_baseline
 from fedtailor.lab.report.comparison import (
     client_spread_table,
     tables,
@@ -33,10 +35,18 @@ from fedtailor.lab.results.verdict_text import (
     summary_of,
     worse_warnings,
 )
-from fedtailor.lab.results.words import WORDS, Nouns, nouns_of, sentence_of, use_of
+from fedtailor.lab.results.words import (
+    BASELINE_WORDS,
+    WORDS,
+    Nouns,
+    nouns_of,
+    sentence_of,
+    use_of,
+)
 from fedtailor.statistics.decision import Splits
 from fedtailor.statistics.decision.intervals import Interval
-from lab.report.results import NAME
+from lab.report.results import NAME, write_manifest
+from lab.results import test_decision
 from lab.results.test_decision import SEEDS, build, make_run
 
 BASELINES = {
@@ -46,7 +56,7 @@ BASELINES = {
 }
 
 
-def with_baselines(results, likes, arguments=None):
+def with_baselines(results, likes, arguments=None, *, keep=False):
     """An experiment with baselines that do as well as a method of the tests of
     decisions does.
 
@@ -54,6 +64,7 @@ def with_baselines(results, likes, arguments=None):
         results: the result directory.
         likes: name of a baseline -> that method.
         arguments: of the scenario.
+        keep: whether the runs keep their models.
     """
     build(results)
     path = results / NAME / COMPARISON_INDEX
@@ -64,6 +75,11 @@ def with_baselines(results, likes, arguments=None):
         for seed in SEEDS:
             run = f"runs/{name}-{seed}"
             make_run(results / run, like, seed)
+            if keep and not pooled:
+                write_manifest(results / run, name, seed)
+                summary = json.loads((results / run / SUMMARY).read_text())
+                summary |= {CHOSEN: {"rounds": 3}}
+                (results / run / SUMMARY).write_text(json.dumps(with_digest(summary)))
             content["baselines"].append(
                 {
                     "scenario": "shift",
@@ -71,6 +87,7 @@ def with_baselines(results, likes, arguments=None):
                     "title": f"{name} title",
                     "needs_pooled_data": pooled,
                     "is_linear": linear,
+                    "is_alone": name.endswith("alone"),
                     "seed": seed,
                     "run": run,
                 }
@@ -90,7 +107,7 @@ def test_all_baselines_are_listed_beside_the_methods(tmp_path):
     (own,) = [row for row in spread.rows if row[0] == "LOCAL"]
     alone, pooled = table.rows
     assert (alone[0], alone[-1]) == ("trees-alone title", "-")
-    assert (pooled[0], pooled[-1]) == ("trees-pooled title", "all rows")
+    assert (pooled[0], pooled[-1]) == ("trees-pooled title", "yes")
     assert [cell.text for cell in alone[1:-1]] == [cell.text for cell in own[1:5]]
     assert "shift-baselines" in tables(experiment)
 
@@ -317,8 +334,6 @@ def test_clients_that_are_worse_off_are_counted(tmp_path):
 
 def test_a_baseline_that_is_ahead_is_in_the_first_line(tmp_path, monkeypatch):
     """A baseline that is right wherever any method is not."""
-    from lab.results import test_decision
-
     best = {client: 1.0 for client in test_decision.CLIENTS_OF}
     monkeypatch.setitem(test_decision.SHARE, "perfect", best)
     experiment = with_baselines(tmp_path, {"trees-alone": "perfect"})
@@ -332,6 +347,32 @@ def test_a_baseline_that_is_ahead_is_in_the_first_line(tmp_path, monkeypatch):
     verdict = decide(pooled, "shift").verdict
     assert verdict.answer.startswith("Use LOCAL"), "it needs pooled data"
     assert all(entry.baseline == "" for entry in verdict.clients)
+
+
+def test_what_keeps_its_models_is_chosen_as_methods_are(tmp_path, monkeypatch):
+    """The first line names the model that is handed over, whoever trained it."""
+    best = {client: 1.0 for client in test_decision.CLIENTS_OF}
+    monkeypatch.setitem(test_decision.SHARE, "perfect", best)
+    likes = {"trees-alone": "perfect", "trees-pooled": "perfect"}
+    decision = decide(with_baselines(tmp_path, likes, keep=True), "shift")
+    verdict = decision.verdict
+    assert verdict.recommendation.method == "trees-alone"
+    assert verdict.answer == (
+        "Use trees-alone for all 3 clients: each client boosts trees on its own rows;"
+        " nothing is sent."
+    )
+    assert "trees-alone" in [it.label for it in verdict.candidates]
+    assert "no federation" not in " ".join(it.label for it in verdict.candidates)
+    # Gains of sharing are over the best that a client does alone.
+    assert decision.base == "trees-alone"
+    assert verdict.shared in ("LOCAL", "SHARED", "OTHER") and verdict.shared != "LOCAL"
+    assert verdict.evidence[1].startswith(
+        f"{verdict.shared} against training alone (trees-alone): -"
+    )
+    # Of what needs pooled rows no model is made.
+    pooled = with_baselines(tmp_path / "pooled", {"trees-pooled": "perfect"}, keep=True)
+    verdict = decide(pooled, "shift").verdict
+    assert verdict.answer.startswith("Use LOCAL")
 
 
 def test_what_would_settle_it_depends_on_the_split(tmp_path):
@@ -495,7 +536,14 @@ def test_infinite_intervals_are_said_in_words(tmp_path):
     assert str(table.rows[0][3]) == "+10.0 (too few rows)"
 
 
-@pytest.mark.parametrize("method", [*WORDS, "fedprox", "scaffold", "ifca", "nobody's"])
+def test_everything_that_can_be_handed_over_has_words():
+    kept = {name for name in baseline_names() if find_baseline(name).keeps_models}
+    assert kept == set(BASELINE_WORDS)
+
+
+@pytest.mark.parametrize(
+    "method", [*WORDS, *BASELINE_WORDS, "fedprox", "scaffold", "ifca", "nobody's"]
+)
 def test_every_method_has_words(method):
     assert 0 < len(use_of(method)) < 25
     assert sentence_of(method) and not sentence_of(method).endswith(".")

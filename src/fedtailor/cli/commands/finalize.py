@@ -18,9 +18,6 @@ from fedtailor.engine.storage.final_models import (
 )
 from fedtailor.engine.storage.run_files import COMPARISON_INDEX
 
-FEDERATED_TREES = "trees-federated"
-"""The baseline whose models can be refitted."""
-
 
 @dataclass(frozen=True)
 class Options:
@@ -123,9 +120,6 @@ def say_models(results: Path, experiment: str, *, is_final: bool) -> None:
         "To refit it on all rows and write the models: fedtailor finalize"
         f" {results}{'' if one else f' {experiment}'}"
     )
-    index = json.loads((results / experiment / COMPARISON_INDEX).read_bytes())
-    if any(run["name"] == FEDERATED_TREES for run in index["baselines"]):
-        say(f"To refit the federated trees: the same with --method {FEDERATED_TREES}")
 
 
 def _say_record(directory: Path, record: FinalModels) -> None:

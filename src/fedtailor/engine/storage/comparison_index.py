@@ -65,6 +65,7 @@ class BaselineRun:
         title: its name in tables.
         needs_pooled_data: whether all clients' rows have to lie in one place.
         is_linear: whether it is a linear model.
+        is_alone: whether each client trains on its own rows only.
         run: directory of the run, relative to the results.
     """
 
@@ -75,6 +76,7 @@ class BaselineRun:
     is_linear: bool
     seed: int
     run: str
+    is_alone: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

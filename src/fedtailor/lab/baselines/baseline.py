@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, ClassVar
 
+import numpy as np
 from jaxtyping import Float
 from numpy.typing import NDArray
 
-from fedtailor._base.choice import check_choice
+from fedtailor._base.choice import check_choice, require
 from fedtailor.models import Model
 from fedtailor.models.tasks import Survival, Task
 
@@ -55,7 +56,7 @@ class KeptModels:
     Attributes:
         model: the network.
         vectors: for each client that trained, its model [d].
-        shared: the model [d] of clients that did not train.
+        shared: the model [d] of clients that did not train; None = they have none.
         chosen: what was chosen on validation rows, by name, for `Baseline.with_choices`.
     """
 
@@ -79,6 +80,8 @@ class Baseline(ABC):
     needs_pooled_data: ClassVar[bool]
     is_linear: ClassVar[bool] = False
     """Whether its predictions are linear in the inputs (before a softmax)."""
+    is_alone: ClassVar[bool] = False
+    """Whether each client trains on its own rows only."""
     by_default: ClassVar[bool] = True
     """Whether a comparison trains it without being asked."""
     keeps_models: ClassVar[bool] = False
@@ -127,9 +130,21 @@ class Baseline(ABC):
         raise NotImplementedError(f"{self.name} keeps no models")
 
 
+def require_one_target(problem: Problem) -> None:
+    """Require a class or one number for each row.
+
+    Raises:
+        ValueError: the targets are several, such as a time and an event.
+    """
+    require(
+        all(np.ndim(y) == 1 or np.shape(y)[1:] == (1,) for y in problem.y),
+        "it takes a class or one number for each row",
+    )
+
+
 def baseline_names() -> tuple[str, ...]:
     """The names of all baselines, in the order of tables."""
-    for module in ("scikit_learn", "federated", "cox"):
+    for module in ("trees", "scikit_learn", "federated", "cox"):
         # These register their baselines.
         import_module(f"fedtailor.lab.baselines.{module}")
     return tuple(Baseline.registry)

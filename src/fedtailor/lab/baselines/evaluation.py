@@ -165,9 +165,12 @@ def _personal(
     preprocessing = federation.preprocessing
     assert preprocessing is None or isinstance(preprocessing, Preprocessing)
     for name in federation.names:
+        vector = vectors.get(name, kept.shared)
+        if vector is None:
+            continue
         yield PersonalModel(
             name,
-            vectors.get(name, kept.shared),
+            vector,
             kept.model,
             federation.shift,
             federation.scale,

@@ -8,8 +8,13 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtailor._base.choice import require
-from fedtailor.lab.baselines.baseline import Baseline, KeptModels, Predict, Problem
+from fedtailor.lab.baselines.baseline import (
+    Baseline,
+    KeptModels,
+    Problem,
+    require_one_target,
+)
+from fedtailor.lab.baselines.linear_models import Coefficients, kept_linear
 from fedtailor.models import Model
 from fedtailor.models.tasks import Task
 from fedtailor.statistics.boosting import (
@@ -22,26 +27,15 @@ from fedtailor.statistics.boosting import (
     boost_alone,
     boost_chosen,
 )
-from fedtailor.statistics.boosting.boost import sum_over
-from fedtailor.statistics.mixed import ClientMoments, fit_mixed_model
+from fedtailor.statistics.mixed import ClientMoments, MixedModel, fit_mixed_model
 
 _DEPENDENT = 1e-8
 """An input follows from others if they leave so small a share of its squares."""
 
+_PATIENCE = 20
+"""Rounds for which a lower validation loss is waited for."""
 _MOST_OWN = 200
 """The most clients that try trees of their own."""
-
-
-def require_one_target(problem: Problem) -> None:
-    """Require a class or one number for each row.
-
-    Raises:
-        ValueError: the targets are several, such as a time and an event.
-    """
-    require(
-        all(np.ndim(y) == 1 or np.shape(y)[1:] == (1,) for y in problem.y),
-        "it takes a class or one number for each row",
-    )
 
 
 class MixedEffects(Baseline):
@@ -53,11 +47,17 @@ class MixedEffects(Baseline):
     title: ClassVar[str] = "mixed model"
     needs_pooled_data: ClassVar[bool] = False
     is_linear: ClassVar[bool] = True
+    keeps_models: ClassVar[bool] = True
+    about: ClassVar[str] = (
+        "A linear model whose coefficients differ between clients at random, by restricted"
+        " maximum likelihood from sums of squares and products of each client. A newcomer"
+        " has the mean of all."
+    )
 
     def applies(self, task: Task) -> bool:
         return super().applies(task) and not task.predicts_classes
 
-    def fit(self, problem: Problem) -> Predict:
+    def fit(self, problem: Problem) -> "MixedModels":
         require_one_target(problem)
         kept = independent_inputs(problem.x)
         moments = [
@@ -65,7 +65,41 @@ class MixedEffects(Baseline):
             for x, y in zip(problem.x, problem.y, strict=True)
         ]
         model = fit_mixed_model(moments, "diagonal")
-        return lambda client, inputs: model.predict(inputs[:, kept], client)
+        return MixedModels(problem.x[0].shape[1], kept, model, len(problem))
+
+    def keep(self, fitted: "MixedModels", model: Model) -> KeptModels:
+        clients = [fitted.coefficients(one) for one in range(fitted.clients)]
+        return kept_linear(clients, fitted.coefficients(None), model, {})
+
+    def with_choices(self, chosen: Sequence[Mapping[str, Any]]) -> "MixedEffects":
+        return self
+
+
+@dataclass(frozen=True)
+class MixedModels:
+    """A mixed model, which predicts.
+
+    Attributes:
+        inputs: the number of inputs.
+        kept: the inputs that do not follow from others.
+        model: the model of these.
+        clients: the number of clients.
+    """
+
+    inputs: int
+    kept: Sequence[int]
+    model: MixedModel
+    clients: int
+
+    def __call__(self, client: int, x: NDArray[np.float64]) -> NDArray[np.float64]:
+        return self.model.predict(x[:, self.kept], client)
+
+    def coefficients(self, client: int | None) -> Coefficients:
+        """Those of a client; None = one that did not train has the fixed effects."""
+        added, *slopes = self.model.coefficients(client)
+        weights = np.zeros((self.inputs, 1))
+        weights[self.kept, 0] = slopes
+        return weights, np.array([added])
 
 
 def independent_inputs(clients: Sequence[NDArray[np.float64]]) -> list[int]:
@@ -122,7 +156,7 @@ class TreesFederated(Baseline):
     name: ClassVar[str] = "trees-federated"
     title: ClassVar[str] = "boosted trees, federated"
     needs_pooled_data: ClassVar[bool] = False
-    by_default: ClassVar[bool] = False  # many times slower than scikit-learn's
+    by_default: ClassVar[bool] = False  # trees-personal are quicker
     keeps_models: ClassVar[bool] = True
     about: ClassVar[str] = (
         "Trees are boosted on sums over clients: of rows, targets, and of gradients and"
@@ -138,16 +172,18 @@ class TreesFederated(Baseline):
     def fit(self, problem: Problem) -> BoostedClients:
         require_one_target(problem)
         clients = []
+        # In one process the sums over clients are sums over all rows.
+        every = _pooled(problem)
         for place, (x, y) in enumerate(zip(problem.x, problem.y, strict=True)):
             validation = (None, None)
             if problem.val_x:
                 validation = problem.val_x[place], problem.val_y[place]
             clients.append(BoostingRows(x, y, problem.classes, *validation))
         inputs = problem.x[0].shape[1]
-        settings = BoostingSettings()
+        settings = BoostingSettings(patience=_PATIENCE)
         if self._rounds is not None:
             return self._refit(problem, clients, settings)
-        shared = boost(sum_over(clients), inputs, problem.classes, settings)
+        shared = boost(every.answer, inputs, problem.classes, settings)
         models: list[BoostedModel] = [replace(shared, own=0)] * len(clients)
         if len(clients) <= _MOST_OWN:
             models = [boost_alone(rows, shared, settings) for rows in clients]
@@ -162,9 +198,9 @@ class TreesFederated(Baseline):
         """Boost as many trees as were chosen before."""
         assert self._rounds is not None
         settings = replace(settings, trees=max(self._rounds, 1), chooses=False)
-        shared = boost(
-            sum_over(clients), problem.x[0].shape[1], problem.classes, settings
-        )
+        pooled = _pooled(problem)
+        inputs = problem.x[0].shape[1]
+        shared = boost(pooled.answer, inputs, problem.classes, settings)
         # At least one round is boosted, and none may have been chosen.
         shared = replace(shared, trees=shared.trees[: self._rounds], own=0)
         models = [
@@ -191,6 +227,15 @@ class TreesFederated(Baseline):
             ]
             own[name] = _usual(found)
         return TreesFederated(rounds, own)
+
+
+def _pooled(problem: Problem) -> BoostingRows:
+    """The rows of all clients, which answer as the sum of all clients does."""
+    validation = (None, None)
+    if problem.val_x:
+        validation = np.concatenate(problem.val_x), np.concatenate(problem.val_y)
+    x, y = np.concatenate(problem.x), np.concatenate(problem.y)
+    return BoostingRows(x, y, problem.classes, *validation)
 
 
 def _usual(choices: Sequence[OwnTrees]) -> OwnTrees:

@@ -1,18 +1,23 @@
-"""Gradient-boosted trees and linear models of scikit-learn, with its default settings.
+"""Gradient-boosted trees of pooled rows and linear models, of scikit-learn with its
+default settings.
 
 scikit-learn is imported when a baseline is trained: that takes a second.
 """
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import log_softmax
 
 from fedtailor._base.choice import require
-from fedtailor.lab.baselines.baseline import Baseline, Predict, Problem
+from fedtailor.lab.baselines.baseline import Baseline, KeptModels, Predict, Problem
+from fedtailor.lab.baselines.linear_models import Coefficients, kept_linear
+from fedtailor.models import Model
 
 _SMALLEST = 1e-7
 """The least probability of a class; a logarithm of 0 would make single rows infinite."""
@@ -20,27 +25,8 @@ _EARLY_STOPPING = 10_000
 """Rows above which scikit-learn's boosting holds some out to end early."""
 _MOST_CATEGORIES = 255
 """The most categories of a column of scikit-learn's boosting."""
-_MOST_ALONE = 1000
-"""The most clients for which trees are boosted one by one."""
-
 Estimate = Callable[[NDArray[Any], NDArray[Any]], Any]
 """Trains an estimator of scikit-learn on inputs [n, d] and targets [n]."""
-
-
-class TreesAlone(Baseline):
-    """Each client boosts trees on its own rows."""
-
-    name: ClassVar[str] = "trees-alone"
-    title: ClassVar[str] = "boosted trees, alone"
-    needs_pooled_data: ClassVar[bool] = False
-
-    def fit(self, problem: Problem) -> Predict:
-        require(
-            len(problem) <= _MOST_ALONE,
-            f"trees for each of {len(problem):,} clients take too long; at most"
-            f" {_MOST_ALONE:,} are compared",
-        )
-        return _alone(problem, _boosting(problem))
 
 
 class TreesPooled(Baseline):
@@ -82,11 +68,27 @@ class LinearAlone(Baseline):
     needs_pooled_data: ClassVar[bool] = False
     is_linear: ClassVar[bool] = True
 
+    keeps_models: ClassVar[bool] = True
+    is_alone: ClassVar[bool] = True
+    about: ClassVar[str] = (
+        "Each client fits ridge or logistic regression, with scikit-learn's default"
+        " penalty, to its own rows. Nothing is sent."
+    )
+
     def title_for(self, classes: int | None) -> str:
         return f"{_linear_title(classes)}, alone"
 
-    def fit(self, problem: Problem) -> Predict:
-        return _alone(problem, _linear(problem))
+    def fit(self, problem: Problem) -> "LinearModels":
+        found = []
+        for x, y in zip(problem.x, problem.y, strict=True):
+            found.append(_coefficients(problem, x, y))
+        return LinearModels(problem.classes, found)
+
+    def keep(self, fitted: "LinearModels", model: Model) -> KeptModels:
+        return kept_linear(fitted.coefficients, None, model, {})
+
+    def with_choices(self, chosen: Sequence[Mapping[str, Any]]) -> "LinearAlone":
+        return self
 
 
 class LinearPooled(Baseline):
@@ -148,13 +150,46 @@ def _linear(problem: Problem) -> Estimate:
     return train
 
 
-def _alone(problem: Problem, estimate: Estimate) -> Predict:
-    """Trains one estimator for each client."""
-    by_client = [
-        _outputs(problem, estimate, x, y)
-        for x, y in zip(problem.x, problem.y, strict=True)
-    ]
-    return lambda client, inputs: by_client[client](inputs)
+@dataclass(frozen=True)
+class LinearModels:
+    """Linear models of clients, which predict.
+
+    Attributes:
+        classes: the number of classes; None for numbers.
+        coefficients: of each client.
+    """
+
+    classes: int | None
+    coefficients: Sequence[Coefficients]
+
+    def __call__(self, client: int, x: NDArray[Any]) -> NDArray[np.float64]:
+        weights, added = self.coefficients[client]
+        outputs = x @ weights + added
+        return outputs[:, 0] if self.classes is None else log_softmax(outputs, axis=1)
+
+
+def _coefficients(problem: Problem, x: NDArray[Any], y: NDArray[Any]) -> Coefficients:
+    """Fits regression to one client's rows."""
+    inputs, classes = x.shape[1], problem.classes
+    weights = np.zeros((inputs, classes or 1))
+    if classes is None:
+        with _quietly(len(x)):
+            fitted = _linear(problem)(x, y)
+        weights[:, 0] = fitted.coef_.reshape(-1)
+        return weights, np.reshape(fitted.intercept_, 1)
+    # A class that no row has is as good as impossible.
+    present = np.unique(y).astype(int)
+    added = np.full(classes, np.log(_SMALLEST))
+    added[present] = 0.0
+    if len(present) == 1:
+        return weights, added
+    with _quietly(len(x)):
+        fitted = _linear(problem)(x, y)
+    # Of two classes there is the logit of the second.
+    its = present[-1:] if len(present) == 2 else present
+    weights[:, its] = fitted.coef_.T
+    added[its] = fitted.intercept_
+    return weights, added
 
 
 def _pooled(problem: Problem, estimate: Estimate) -> Predict:

@@ -327,6 +327,7 @@ class Comparison:
                         title=trained.get("title", baseline.title),
                         needs_pooled_data=baseline.needs_pooled_data,
                         is_linear=baseline.is_linear,
+                        is_alone=baseline.is_alone,
                         seed=seed,
                         run=run,
                     )

@@ -195,12 +195,12 @@ def trained_baselines_table(
     for baseline in baselines:
         row: list[Cell] = [baseline.title]
         row += [_cell_of(baseline.runs, unit, measure) for measure in measures]
-        row.append("all rows" if baseline.about.needs_pooled_data else NO_VALUE)
+        row.append("yes" if baseline.about.needs_pooled_data else NO_VALUE)
         rows.append(row)
     columns = ["baseline", *(measure.header for measure in measures)]
     return ReportTable(
         f"{scenario}: test {unit.label} of baselines on the same rows, over clients",
-        [*columns, "needs in\none place"],
+        [*columns, "needs\npooled rows"],
         rows,
     )
 

@@ -304,12 +304,15 @@ def decide(experiment: StoredExperiment, scenario: str) -> Decision | None:
     runs = {label: seeds for label, seeds in experiment.runs[scenario].items() if seeds}
     if not runs:
         return None
+    methods, others = runs, experiment.candidates(scenario)
     first = next(iter(runs.values()))[0]
     higher_is_better, metric = first.unit.higher_is_better, first.metric
     warnings = [*first.warnings, *_training_warnings(experiment, scenario, runs)]
     warnings += few_pairs_warnings(first)
     if experiment.index.budget is not None:
         warnings += warn_few_validation_rows(int(first.seen_clients["val"].sum()))
+    # What needs no pooled rows and keeps its models is chosen from as methods are.
+    runs = {**methods, **{label: list(it.runs) for label, it in others.items()}}
     # Without test rows nothing can be decided. Without validation rows only the choice
     # of a method for each client is missing.
     test, val = values_of(runs, "test"), values_of(runs, "val")
@@ -321,10 +324,12 @@ def decide(experiment: StoredExperiment, scenario: str) -> Decision | None:
             warnings=warnings,
         )
 
-    local_labels = (
-        label for label, seeds in runs.items() if seeds[0].method == LOCAL_METHOD
-    )
-    base = next(local_labels, None)
+    alone = [
+        label for label, seeds in methods.items() if seeds[0].method == LOCAL_METHOD
+    ]
+    if alone:
+        alone += [label for label, it in others.items() if it.about.is_alone]
+    base = _best_alone(alone, val, higher_is_better=higher_is_better)
     rows = rows_of(runs)
     gain_metric, gains, no_gains_reason = _gains(runs, rows, metric, base)
 
@@ -337,7 +342,7 @@ def decide(experiment: StoredExperiment, scenario: str) -> Decision | None:
     }
     untested = [label for label in left_out if label not in tested]
     rounds = experiment.index.scenarios[scenario].rounds
-    warnings += _no_learning_warnings(experiment, scenario, runs)
+    warnings += _no_learning_warnings(experiment, scenario, methods)
     winner, choice = None, None
     if len(runs) > 1:
         # Each pair is compared after the last round in which both methods were tested.
@@ -356,6 +361,7 @@ def decide(experiment: StoredExperiment, scenario: str) -> Decision | None:
         scenario,
         runs,
         base=base,
+        alone=alone,
         gain_metric=gain_metric,
         gains=gains,
         rows=rows,
@@ -377,6 +383,26 @@ def decide(experiment: StoredExperiment, scenario: str) -> Decision | None:
         rounds=rounds,
         test_rows=mean_sizes(next(iter(runs.values())), "test"),
         warnings=warnings,
+    )
+
+
+def _best_alone(
+    labels: Sequence[str], val: pl.DataFrame, *, higher_is_better: bool
+) -> str | None:
+    """The best way to train every client alone, by the mean over validation values;
+    without any, the first one.
+    """
+    means = dict(
+        val.filter(pl.col("value").is_not_nan())
+        .group_by("method")
+        .agg(pl.col("value").mean())
+        .iter_rows()
+    )
+    sign = 1 if higher_is_better else -1
+    return max(
+        labels,
+        key=lambda label: sign * means[label] if label in means else -math.inf,
+        default=None,
     )
 
 

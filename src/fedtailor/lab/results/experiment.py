@@ -22,6 +22,7 @@ from fedtailor.engine.storage.comparison_index import (
 from fedtailor.engine.storage.digests import DIGEST_KEY, with_digest
 from fedtailor.engine.storage.manifest import stored_versions
 from fedtailor.engine.storage.run_files import COMPARISON_INDEX, MANIFEST, SUMMARY
+from fedtailor.lab.baselines import CHOSEN
 from fedtailor.lab.results.measures import MEASURES
 from fedtailor.lab.results.stored import RunsByScenario, StoredBaseline, StoredRun
 from fedtailor.lab.results.units import Unit, unit_of
@@ -148,6 +149,14 @@ class StoredExperiment:
                 trained.append(TrainedBaseline(by_name[name][0], runs))
         return trained
 
+    def candidates(self, scenario: str) -> dict[str, "TrainedBaseline"]:
+        """Name -> baselines of a scenario that can be handed over as methods can."""
+        return {
+            it.about.name: it
+            for it in self.trained_baselines(scenario)
+            if it.is_candidate and it.about.name not in self.index.algorithms
+        }
+
     @property
     def done(self) -> int:
         """How many of `index.runs` are finished or skipped."""
@@ -230,6 +239,14 @@ class TrainedBaseline:
     def title(self) -> str:
         """Its name in tables."""
         return self.about.title
+
+    @property
+    def is_candidate(self) -> bool:
+        """Whether its models can be handed over: it keeps them, and needs no pooled
+        rows."""
+        return not self.about.needs_pooled_data and all(
+            CHOSEN in run.summary for run in self.runs
+        )
 
 
 def experiments(results: Path, names: Sequence[str] = ()) -> list[StoredExperiment]:

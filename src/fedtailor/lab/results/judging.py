@@ -1,7 +1,7 @@
 """Makes the verdict of a comparison from its runs."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,13 @@ from fedtailor.lab.results.verdict_text import (
     untrained_warnings,
     worse_warnings,
 )
-from fedtailor.lab.results.words import LOCAL_METHOD, WORDS, nouns_of, use_of
+from fedtailor.lab.results.words import (
+    BASELINE_WORDS,
+    LOCAL_METHOD,
+    WORDS,
+    nouns_of,
+    use_of,
+)
 from fedtailor.statistics.decision import (
     Hurt,
     Recommendation,
@@ -55,6 +61,7 @@ def verdict_of(
     runs: RunsByMethod,
     *,
     base: str | None,
+    alone: Collection[str],
     gain_metric: str,
     gains: pl.DataFrame | None,
     rows: pl.DataFrame | None,
@@ -64,8 +71,10 @@ def verdict_of(
     Args:
         experiment: the index and its runs.
         scenario: label of the scenario.
-        runs: label -> finished runs, one for each seed.
-        base: label of the method that trains every client alone.
+        runs: label -> finished runs, one for each seed, of methods and of other
+            candidates.
+        base: label of the best that trains every client alone.
+        alone: labels of all that do.
         gain_metric: the metric of the gains.
         gains: gains of every client over training alone, if they are known.
         rows: the test rows of all runs, with the columns method and seed.
@@ -81,7 +90,7 @@ def verdict_of(
     sizes = _sizes(runs)
     chosen = recommend(
         val,
-        simplest_first(runs, sizes),
+        simplest_first(runs, sizes, alone),
         sizes,
         higher_is_better=first.unit.higher_is_better,
         splits=splits_of(experiment, scenario, "val"),
@@ -91,18 +100,19 @@ def verdict_of(
     baselines = {
         baseline_label(it): it for it in experiment.trained_baselines(scenario)
     }
-    tests = Tests(runs, baselines, splits_of(experiment, scenario))
-    shared = shared_method(chosen, tests, base)
+    unkept = {label: it for label, it in baselines.items() if not it.is_candidate}
+    tests = Tests(runs, unkept, splits_of(experiment, scenario))
+    shared = shared_method(chosen, tests, alone)
     clients = _clients(chosen, shared, gain_metric, gains, rows, runs, baselines, sizes)
     arguments = experiment.index.scenarios[scenario].arguments
     column, count = str(arguments.get("client", "client")), len(clients)
     nouns = nouns_of(column)
-    ahead = baseline_ahead(tests, baselines)
+    ahead = baseline_ahead(tests, unkept)
     answer = answer_of(chosen, runs, arguments, count, nouns, is_behind=bool(ahead))
     evidence = [choice_sentence(chosen)] if len(runs) > 1 else []
     if base is not None and shared:
         evidence += sharing_sentences(tests, shared, base, chosen.method, nouns)
-    candidates = candidates_of(tests, baselines, chosen.method)
+    candidates = candidates_of(tests, unkept, chosen.method)
     several = bool(chosen.of_client)
     return Verdict(
         chosen,
@@ -119,9 +129,9 @@ def verdict_of(
         advice=next_of(experiment, scenario, clients),
         warnings=[
             *untrained_warnings(experiment, scenario, runs),
-            *nonlinear_warnings(experiment, scenario, tests, baselines),
+            *nonlinear_warnings(experiment, scenario, tests, unkept),
             *better_warnings(candidates, chosen.method, len(experiment.index.seeds)),
-            *worse_warnings(clients, base, nouns),
+            *worse_warnings(clients, alone, nouns),
         ],
         hurt=_hurt(chosen, clients, gains, base, shared),
         shared=shared,
@@ -136,7 +146,9 @@ def _sizes(runs: RunsByMethod) -> dict[str, tuple[int, int]]:
 
 
 def simplest_first(
-    runs: RunsByMethod, sizes: Mapping[str, tuple[int, int]]
+    runs: RunsByMethod,
+    sizes: Mapping[str, tuple[int, int]],
+    alone: Collection[str] = (LOCAL_METHOD,),
 ) -> list[str]:
     """The methods by what is sent for them and by what clients keep.
 
@@ -145,7 +157,7 @@ def simplest_first(
     """
     inputs = int(np.prod(next(iter(runs.values()))[0].manifest["model"]["input_shape"]))
     rows = float(np.median([train for _, train in sizes.values()]))
-    alone = 2.0 if rows < ROWS_FOR_INPUT * inputs else 0.0
+    place_of_alone = 2.0 if rows < ROWS_FOR_INPUT * inputs else 0.0
 
     def key(label: str) -> tuple[float, int, int]:
         # What a round sends, as a training may by chance take fewer rounds.
@@ -154,10 +166,11 @@ def simplest_first(
             sum_of_run = sum(entry.bytes_unicast for entry in run.ledger.entries)
             sent.append(sum_of_run / max(int(run.summary.get("rounds", 1)), 1))
         size = float(np.mean(sent))
-        kinds = list(WORDS)
+        kinds = [*WORDS, "methods without words", *BASELINE_WORDS]
         method = runs[label][0].method
-        kind = kinds.index(method) if method in kinds else len(kinds)
-        return (alone if method == LOCAL_METHOD else 1.0, kind, round(size))
+        kind = kinds.index(method) if method in kinds else len(WORDS)
+        is_alone = method == LOCAL_METHOD or label in alone
+        return (place_of_alone if is_alone else 1.0, kind, round(size))
 
     return sorted(runs, key=key)
 

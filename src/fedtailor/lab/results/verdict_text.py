@@ -1,6 +1,6 @@
 """The sentences of a verdict: the answer first, then the evidence, then caveats."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from fedtailor.lab.results.verdict import (
     ClientVerdict,
     in_words,
 )
-from fedtailor.lab.results.words import Nouns, sentence_of
+from fedtailor.lab.results.words import BASELINE_WORDS, Nouns, sentence_of
 from fedtailor.statistics.decision import Recommendation, holm
 from fedtailor.statistics.decision.intervals import MIN_SEEDS
 from fedtailor.statistics.decision.warnings import MAX_NAMES
@@ -159,11 +159,11 @@ def choice_sentence(chosen: Recommendation) -> str:
     return f"Why: {reason}."
 
 
-def shared_method(chosen: Recommendation, tests: Tests, base: str | None) -> str:
+def shared_method(chosen: Recommendation, tests: Tests, alone: Collection[str]) -> str:
     """The method that training alone is compared with: the one that was chosen; if that is
     training alone, the best of the others on validation data; "" if there is none.
     """
-    shared = [label for label in tests.methods if label != base]
+    shared = [label for label in tests.methods if label not in alone]
     for label in (chosen.method, chosen.best, *chosen.close):
         if label in shared:
             return label
@@ -184,6 +184,8 @@ def sharing_sentences(
     """
     what = "Against" if method == chosen else f"{method} against"
     what += " training alone"
+    if base in BASELINE_WORDS:
+        what += f" ({base})"
     differences = tests.values[method] - tests.values[base]
     if not np.nan_to_num(differences).any():
         return [f"{what}: no score differs, so these test rows cannot tell them apart."]
@@ -326,13 +328,13 @@ def summary_of(
 
 
 def worse_warnings(
-    clients: Sequence[ClientVerdict], base: str | None, nouns: Nouns
+    clients: Sequence[ClientVerdict], alone: Collection[str], nouns: Nouns
 ) -> list[str]:
     """Warns if a client uses a method that is shown to be worse than training alone."""
     worse = [
         client.client
         for client in clients
-        if client.word == "worse" and client.method != base
+        if client.word == "worse" and client.method not in alone
     ]
     if not worse:
         return []

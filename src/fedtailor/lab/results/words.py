@@ -94,14 +94,43 @@ WORDS: Mapping[str, MethodWords] = {
 }
 """Method -> its words, from the simplest method on; all others are less simple."""
 
+BASELINE_WORDS: Mapping[str, MethodWords] = {
+    "linear-alone": MethodWords(
+        "own regression",
+        "each client fits ridge or logistic regression to its own rows; nothing is sent",
+    ),
+    "mixed": MethodWords(
+        "mixed model",
+        "a linear model whose coefficients differ between clients at random; it is fitted"
+        " in one process, not over machines",
+    ),
+    "trees-alone": MethodWords(
+        "own trees, alone",
+        "each client boosts trees on its own rows; nothing is sent",
+    ),
+    "trees-federated": MethodWords(
+        "shared or own trees",
+        "trees boosted on sums over clients, then trees of a client's own where its"
+        " validation rows say so",
+    ),
+    "trees-personal": MethodWords(
+        "shared, own trees",
+        "trees boosted on sums over clients, which may ask for the client, then each"
+        " client's own; they are boosted in one process, not over machines",
+    ),
+}
+"""The same of what is trained beside the methods and can be used as they are; it is less
+simple than they are."""
+
 DEFAULT_METHODS = tuple(name for name, words in WORDS.items() if words.is_default)
 """What `compare TABLE` trains unless other methods are named."""
 
 
 def use_of(method: str) -> str:
     """What a client that uses a method predicts with."""
-    if method in WORDS:
-        return WORDS[method].use
+    words = WORDS.get(method) or BASELINE_WORDS.get(method)
+    if words is not None:
+        return words.use
     about = _about(method)
     if about is None:
         return method
@@ -114,8 +143,9 @@ def use_of(method: str) -> str:
 
 def sentence_of(method: str) -> str:
     """One sentence on what a method is, without a full stop."""
-    if method in WORDS:
-        return WORDS[method].sentence
+    words = WORDS.get(method) or BASELINE_WORDS.get(method)
+    if words is not None:
+        return words.sentence
     about = _about(method)
     if about is None:
         return "a method of your own"

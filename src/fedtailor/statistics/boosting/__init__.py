@@ -17,6 +17,12 @@ from fedtailor.statistics.boosting.file import (
     save_boosted,
     save_progress,
 )
+from fedtailor.statistics.boosting.levels import (
+    GroupedRows,
+    GroupedTrees,
+    boost_groups,
+    own_after,
+)
 from fedtailor.statistics.boosting.network import as_vectors
 from fedtailor.statistics.boosting.rows import BoostingRequest, BoostingRows
 from fedtailor.statistics.boosting.tree import Tree
@@ -28,6 +34,8 @@ __all__ = [
     "BoostingRequest",
     "BoostingRows",
     "BoostingSettings",
+    "GroupedRows",
+    "GroupedTrees",
     "OwnTrees",
     "Tree",
     "agree_on_bins",
@@ -37,8 +45,10 @@ __all__ = [
     "boost_alone",
     "boost_chosen",
     "boost_federation",
+    "boost_groups",
     "load_boosted",
     "load_progress",
+    "own_after",
     "save_boosted",
     "save_progress",
 ]

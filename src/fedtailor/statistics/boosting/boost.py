@@ -18,10 +18,19 @@ from fedtailor.statistics.boosting.tree import (
     NodeSplit,
     Tree,
     grow,
+    predict_all,
 )
 
 Ask = Callable[[BoostingRequest], NDArray[np.float64]]
 """Sends a request to all clients and returns the sum of their answers."""
+
+
+_ROWS = 1024
+"""Rows that are predicted at once."""
+_LEAST_SHARE = 1e-7
+"""The least share of a class without trees: a wrong answer costs a finite loss."""
+NEVER = 1_000_000
+"""A patience that no boosting exhausts."""
 
 
 @dataclass(frozen=True)
@@ -30,12 +39,15 @@ class BoostingSettings(GrowSettings):
 
     Attributes:
         trees: rounds of boosting at most; a round grows a tree for each output.
+        patience: rounds after the one of least validation loss, after which no more are
+            tried.
         most_bins: bins of an input.
         chooses: whether the number of rounds is the one of least validation loss over
             all clients, where there are validation rows.
     """
 
     trees: int = 100
+    patience: int = NEVER
     most_bins: int = MOST_BINS
     chooses: bool = True
 
@@ -87,9 +99,13 @@ class BoostedModel:
         """The sums of the trees' values [n, outputs]."""
         x = np.asarray(x, np.float64)
         raw = np.tile(self.baseline, (len(x), 1))
-        for trees in self.trees:
-            for output, tree in enumerate(trees):
-                raw[:, output] += tree.predict(x)
+        for output in range(len(self.baseline) if self.trees else 0):
+            trees = [of_round[output] for of_round in self.trees]
+            for first in range(0, len(x), _ROWS):
+                some = slice(first, first + _ROWS)
+                values = predict_all(trees, x[some])
+                # One tree after another, as they were added when they were grown.
+                raw[some, output] = np.vstack([raw[some, output], values]).sum(axis=0)
         return raw
 
     def outputs(self, x: Float[NDArray, "n inputs"]) -> NDArray[np.float64]:
@@ -199,7 +215,7 @@ def boost(
             at_once=halvings,
         )
     ask(BoostingRequest("bins", arrays={"thresholds": thresholds}))
-    baseline = _baseline(totals, classes) if known is None else known.baseline
+    baseline = first_prediction(totals, classes) if known is None else known.baseline
     ask(BoostingRequest("baseline", arrays={"baseline": baseline}))
     rounds = [] if known is None else list(known.trees)
     for trees in rounds:
@@ -216,7 +232,7 @@ def boost(
             after_round(BoostingProgress(model, tuple(losses)))
 
     end_round()
-    while len(rounds) < first + settings.trees:
+    while len(rounds) < first + settings.trees and _may_fall(losses, settings):
         trees = []
         for output in range(len(baseline)):
             tree = _tree(ask, output, thresholds, settings)
@@ -250,7 +266,9 @@ def boost_alone(
     empty = replace(shared, trees=(), own=0)
     if not len(rows.val_y) or not len(rows.y):
         return replace(shared, own=0)
-    own_baseline = _baseline(rows.answer(BoostingRequest("start")), shared.classes)
+    own_baseline = first_prediction(
+        rows.answer(BoostingRequest("start")), shared.classes
+    )
     starts = (shared, replace(empty, baseline=own_baseline))
     best, least = replace(shared, own=0), None
     settings = replace(settings, chooses=False)
@@ -293,7 +311,9 @@ def boost_chosen(
         return replace(shared, own=0)
     start = shared
     if not own.after_shared:
-        baseline = _baseline(rows.answer(BoostingRequest("start")), shared.classes)
+        baseline = first_prediction(
+            rows.answer(BoostingRequest("start")), shared.classes
+        )
         start = replace(shared, trees=(), own=0, baseline=baseline)
     return boost(
         rows.answer,
@@ -304,19 +324,27 @@ def boost_chosen(
     )
 
 
-def _baseline(totals: NDArray[np.float64], classes: int | None) -> NDArray[np.float64]:
+def first_prediction(
+    totals: NDArray[np.float64], classes: int | None
+) -> NDArray[np.float64]:
     """What is predicted without trees: the mean target, or the classes' frequencies on
     the scale of logits.
     """
     rows, sums = totals[0], totals[1:]
     if classes is None:
-        return sums / rows
-    smallest = 10 * np.finfo(np.float64).eps
-    shares = np.clip(sums / rows, smallest, 1 - smallest)
+        return sums / max(rows, 1)
+    shares = np.clip(sums / max(rows, 1), _LEAST_SHARE, 1 - _LEAST_SHARE)
     if classes == 2:
         return np.log(shares[1:] / (1 - shares[1:]))
     logs = np.log(shares)
     return logs - logs.mean()
+
+
+def _may_fall(losses: Sequence[float], settings: BoostingSettings) -> bool:
+    """Whether the validation loss is still waited for to fall."""
+    if not np.isfinite(losses).all():
+        return True
+    return len(losses) - 1 - int(np.argmin(losses)) < settings.patience
 
 
 def _validation_loss(ask: Ask) -> float:

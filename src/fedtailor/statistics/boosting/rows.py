@@ -119,28 +119,12 @@ class BoostingRows:
 
     def _gradients(self, request: BoostingRequest) -> NDArray[np.float64]:
         if request.output == 0:
-            self._slopes, self._curvatures = self._derivatives()
+            self._slopes, self._curvatures = derivatives(
+                self._raw, self.y, self.classes
+            )
         self._output = request.output
         self._node = np.zeros(len(self.y), np.int64)
         return self._histogram(np.arange(len(self.y)))
-
-    def _derivatives(self) -> tuple[NDArray[Any], NDArray[Any]]:
-        """First and second derivatives of the losses by the outputs, [n, outputs] each,
-        in single precision as in scikit-learn.
-        """
-        if self.classes is None:
-            slopes, curvatures = self._raw - self.y[:, None], np.ones_like(self._raw)
-        elif self.outputs == 1:
-            # Written as scikit-learn does: other forms differ in the last digit, and
-            # single precision makes that a larger one.
-            y, odds = self.y[:, None], np.exp(-np.maximum(self._raw, -37))
-            slopes = ((1 - y) - y * odds) / (1 + odds)
-            curvatures = odds / (1 + odds) ** 2
-        else:
-            p = softmax(self._raw, axis=1)
-            slopes, curvatures = p.copy(), p * (1 - p)
-            slopes[np.arange(len(self.y)), self.y] -= 1
-        return slopes.astype(np.float32), curvatures.astype(np.float32)
 
     def _histogram(self, rows: NDArray[np.int64]) -> Histogram:
         """Sums of gradients, curvatures and rows by input and bin."""
@@ -175,6 +159,27 @@ class BoostingRows:
     def val_losses(self) -> NDArray[np.float64]:
         """The loss of each validation row with the trees so far."""
         return row_losses(self._val_raw, self.val_y, self.classes)
+
+
+def derivatives(
+    raw: Float[NDArray, "n outputs"], y: NDArray[Any], classes: int | None
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """First and second derivatives of the losses by the outputs, [n, outputs] each, in
+    single precision as in scikit-learn.
+    """
+    if classes is None:
+        slopes, curvatures = raw - y[:, None], np.ones_like(raw)
+    elif raw.shape[1] == 1:
+        # Written as scikit-learn does: other forms differ in the last digit, and single
+        # precision makes that a larger one.
+        true, odds = y[:, None], np.exp(-np.maximum(raw, -37))
+        slopes = ((1 - true) - true * odds) / (1 + odds)
+        curvatures = odds / (1 + odds) ** 2
+    else:
+        p = softmax(raw, axis=1)
+        slopes, curvatures = p.copy(), p * (1 - p)
+        slopes[np.arange(len(y)), y.astype(np.int64)] -= 1
+    return slopes.astype(np.float32), curvatures.astype(np.float32)
 
 
 def row_losses(

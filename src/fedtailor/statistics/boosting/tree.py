@@ -1,7 +1,7 @@
 """`Tree`, and how one is grown from sums of histograms."""
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, Self
@@ -15,8 +15,10 @@ from fedtailor.statistics.boosting.bins import Thresholds
 
 GRADIENT, CURVATURE, ROWS = 0, 1, 2
 """What a histogram adds up, in the order of its last axis."""
-_LEAST_CURVATURE = 1e-3
-_TINY = 1e-15
+LEAST_CURVATURE = 1e-3
+"""The least curvature of a leaf's rows."""
+TINY = 1e-15
+"""Keeps a leaf without curvature finite."""
 
 Histogram = Float[NDArray, "inputs bins 3"]
 
@@ -116,6 +118,33 @@ class Tree:
         return int((self.input < 0).sum())
 
 
+def predict_all(
+    trees: Sequence[Tree], x: Float[NDArray, "n inputs"]
+) -> Float[NDArray, "trees n"]:
+    """The values of rows by each tree, which all rows go down at once."""
+    sizes = [len(tree.input) for tree in trees]
+    roots = np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int64)
+    asked, limits, values = (
+        np.concatenate([getattr(tree, name) for tree in trees])
+        for name in ("input", "threshold", "value")
+    )
+    offsets = np.repeat(roots, sizes)
+    left, right = (
+        np.concatenate([getattr(tree, name) for tree in trees]) + offsets
+        for name in ("left", "right")
+    )
+    node = np.repeat(roots[:, None], len(x), axis=1)
+    every = np.arange(len(x))
+    while True:
+        which = asked[node]
+        inner = which >= 0
+        if not inner.any():
+            return values[node]
+        goes_left = x[every, np.maximum(which, 0)] <= limits[node]
+        child = np.where(goes_left, left[node], right[node])
+        node = np.where(inner, child, node)
+
+
 @dataclass(frozen=True)
 class NodeSplit:
     """The best split of a node.
@@ -171,14 +200,14 @@ def best_split(
     right = sums - left
     children = np.stack([left, right])
     values = -children[..., GRADIENT] / (
-        children[..., CURVATURE] + settings.penalty + _TINY
+        children[..., CURVATURE] + settings.penalty + TINY
     )
     # Gains of different splits may be equal, and rounding then decides: it is that of
     # scikit-learn, whose sums of single precision are exact in double precision.
     losses = children[..., GRADIENT] * values
     gains = (sums[GRADIENT] * value - losses[0]) - losses[1]
     is_allowed = (children[..., ROWS] >= settings.least_rows).all(axis=0)
-    is_allowed &= (children[..., CURVATURE] >= _LEAST_CURVATURE).all(axis=0)
+    is_allowed &= (children[..., CURVATURE] >= LEAST_CURVATURE).all(axis=0)
     is_allowed &= np.arange(left.shape[1]) < bins[:, None] - 1
     gains = np.where(is_allowed, gains, -1.0)
     place = int(gains.argmax())
@@ -220,7 +249,7 @@ def grow(
         return node.split is not None
 
     can_split = first.sums[ROWS] >= 2 * settings.least_rows
-    can_split &= first.sums[CURVATURE] >= _LEAST_CURVATURE
+    can_split &= first.sums[CURVATURE] >= LEAST_CURVATURE
     if not (can_split and add(first)):
         leaves = 1
     while waiting:
@@ -260,7 +289,7 @@ def grow(
 
 def _value(sums: NDArray[np.float64], settings: GrowSettings) -> float:
     """What a leaf predicts, without the learning rate."""
-    return float(-sums[GRADIENT] / (sums[CURVATURE] + settings.penalty + _TINY))
+    return float(-sums[GRADIENT] / (sums[CURVATURE] + settings.penalty + TINY))
 
 
 def _as_arrays(

@@ -98,7 +98,7 @@ def test_three_rounds_are_those_of_the_formulas(sent_head):
             np.testing.assert_allclose(found.models, [shared, own[i]], **EXACT)
             x, _ = data_of(clients())[0][i]
             np.testing.assert_allclose(
-                found.outputs(training.model)(x),
+                found.outputs(training.model)(jnp.asarray(x)),
                 outputs(own[i], shared, policy, context_of(own[i]), x),
                 **EXACT,
             )

@@ -141,7 +141,7 @@ def test_a_client_predicts_with_the_valve():
             TwoLayers().features(theta, x) * found.scale + found.shift, 0
         )
         np.testing.assert_allclose(
-            found.outputs(training.model)(x), head(theta, opened), **EXACT
+            found.outputs(training.model)(jnp.asarray(x)), head(theta, opened), **EXACT
         )
 
 

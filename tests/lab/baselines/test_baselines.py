@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy.special import log_softmax
@@ -140,7 +141,7 @@ def test_kept_models_predict_as_they_did_when_they_were_measured(classes):
         kept = baseline.keep(fitted, like)
         for client, vector in enumerate(kept.vectors):
             x = given.x[client].astype(np.float32)
-            found = np.asarray(kept.model.logits(vector, x))
+            found = np.asarray(kept.model.logits(jnp.asarray(vector), jnp.asarray(x)))
             expected = fitted(client, x.astype(np.float64))
             found = found[:, 0] if classes is None else log_softmax(found, axis=1)
             np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)

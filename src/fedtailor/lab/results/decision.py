@@ -331,7 +331,14 @@ def decide(experiment: StoredExperiment, scenario: str) -> Decision | None:
         alone += [label for label, it in others.items() if it.about.is_alone]
     base = _best_alone(alone, val, higher_is_better=higher_is_better)
     rows = rows_of(runs)
-    gain_metric, gains, no_gains_reason = _gains(runs, rows, metric, base)
+    # Gains are those of sharing: of training alone in another way there are none.
+    sharing = {
+        label: it for label, it in runs.items() if label == base or label not in alone
+    }
+    shared_rows = rows
+    if rows is not None:
+        shared_rows = rows.filter(pl.col("method").is_in(list(sharing)))
+    gain_metric, gains, no_gains_reason = _gains(sharing, shared_rows, metric, base)
 
     left_out = left_out_methods(experiment, scenario)
     # The run of such a method may be missing, or in use by another comparison.

@@ -209,7 +209,7 @@ def test_a_boosting_that_ended_early_goes_on_to_the_same_bits(tmp_path):
     assert grown == [0, 1, 2, 3]
     assert not (clients.directory / "boosted").exists()
     object.__setattr__(clients.job, "deadline", deadline)
-    with pytest.raises(ValueError, match="--resume continues it, or delete it"):
+    with pytest.raises(ValueError, match="continue it with --resume, or delete it"):
         clients.boost()
     clients.responders["b"] = clients.client("b")
     more = []

@@ -179,8 +179,8 @@ def check_place(directory: Path, *, resume: bool) -> None:
     under_way = directory.parent / UNDER_WAY
     require(
         resume or not under_way.exists(),
-        f"{under_way} holds the rounds of a boosting that ended early; --resume continues"
-        " with it, or delete it to start over",
+        f"{under_way} holds the rounds of a boosting that ended early; continue"
+        " it with --resume, or delete it to start over",
     )
     require(
         under_way.is_file() or not resume,

@@ -16,7 +16,9 @@ from fedtailor.algorithms.helpers.feature_layers import (
     Arrays,
     arrays_in,
     dense_arrays,
+    example_features,
     flat_features,
+    gradient_of_outputs,
     layer_norm,
     numbers_of,
     vector_of,
@@ -85,8 +87,9 @@ class FeaturePolicy(CombinedPredictor):
 
         def separated(x: Array) -> Array:
             z = model.features(shared, x)
-            mine, general = separate(self.policy, self.context, z)
-            return model.head_outputs(own, mine) + model.head_outputs(shared, general)
+            return _two_heads(
+                model, own, shared, separate(self.policy, self.context, z)
+            )
 
         return separated
 
@@ -210,17 +213,14 @@ class FedCP(FedAvg):
         self, theta: Float[Array, " d"], inbox: Inbox, local: LocalTrainer
     ) -> Arrays:
         """The policy that the server has sent."""
-        example = local.draw("features", 0, 1)
-        z = jax.eval_shape(local.features, local.params(theta), example.x)
-        return arrays_in(inbox.only("policy"), _shapes(int(np.prod(z.shape[1:]))))
+        size = int(np.prod(example_features(theta, local).shape))
+        return arrays_in(inbox.only("policy"), _shapes(size))
 
     def _context(
         self, own: Float[Array, " d"], local: LocalTrainer
     ) -> Float[Array, " size"]:
         """v_i: the sum of a linear head's weights over its outputs, with length 1."""
-        params = local.params(own)
-        example = local.draw("features", 0, 1)
-        z = jax.eval_shape(local.features, params, example.x)
+        params, z = local.params(own), example_features(own, local)
 
         # The head is linear, so that its derivative is its weights.
         def total(z: Float[Array, "1 ..."]) -> Float[Array, ""]:
@@ -254,9 +254,9 @@ class FedCP(FedAvg):
         ) -> tuple[Params, Arrays]:
             def loss(params: Params, policy: Arrays) -> Float[Array, ""]:
                 z = local.features(params, batch.x)
-                mine, general = separate(policy, context, z)
-                outputs = local.head_outputs(params, mine)
-                outputs = outputs + local.head_outputs(shared, general)
+                outputs = _two_heads(
+                    local, params, shared, separate(policy, context, z)
+                )
                 total = mean_over(
                     local.losses(outputs, batch.y, batch.weight), batch.weight
                 )
@@ -294,20 +294,15 @@ class FedCP(FedAvg):
         policy = self._received(theta, inbox, local)
         context, shared = self._context(theta, local), local.params(theta)
 
-        def gradient(params: Params, batch: Batch, step: Int[Array, ""]) -> Params:
-            local.count_work(gradients=1)
+        def outputs(params: Params, x: Array) -> Array:
+            return _two_heads(
+                local,
+                params,
+                shared,
+                separate(policy, context, local.features(params, x)),
+            )
 
-            def loss(params: Params) -> Float[Array, ""]:
-                z = local.features(params, batch.x)
-                mine, general = separate(policy, context, z)
-                outputs = local.head_outputs(params, mine)
-                outputs = outputs + local.head_outputs(shared, general)
-                return mean_over(
-                    local.losses(outputs, batch.y, batch.weight), batch.weight
-                )
-
-            return jax.grad(loss)(params)
-
+        gradient = gradient_of_outputs(outputs, local)
         own = local.sgd(theta, self.sgd, gradient=gradient, train_only=head)
         return {"head": head.take(own)}
 
@@ -333,6 +328,17 @@ def separate(
     share = jax.nn.sigmoid(own - shared)  # the softmax of two scores
     mine = (share * rows).reshape(z.shape)
     return mine, z - mine
+
+
+def _two_heads(
+    model: PredictingModel | LocalTrainer,
+    own: Params,
+    shared: Params,
+    separated: tuple[Array, Array],
+) -> Array:
+    """The sum of what the client's head and the shared one make of their features."""
+    mine, general = separated
+    return model.head_outputs(own, mine) + model.head_outputs(shared, general)
 
 
 def _discrepancy(

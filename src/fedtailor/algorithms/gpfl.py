@@ -20,7 +20,9 @@ from fedtailor.algorithms.helpers.feature_layers import (
     Arrays,
     arrays_in,
     dense_arrays,
+    example_features,
     flat_features,
+    gradient_of_outputs,
     layer_norm,
     numbers_of,
     vector_of,
@@ -255,9 +257,8 @@ class GPFL(FedPer):
         self, theta: Float[Array, " d"], inbox: Inbox, local: LocalTrainer
     ) -> Arrays:
         """The embeddings and the valve that the server has sent."""
-        example = local.draw("features", 0, 1)
-        z = jax.eval_shape(local.features, local.params(theta), example.x)
-        shapes = _shapes(number_of_classes(theta, local), int(np.prod(z.shape[1:])))
+        size = int(np.prod(example_features(theta, local).shape))
+        shapes = _shapes(number_of_classes(theta, local), size)
         return arrays_in(inbox.only("modules"), shapes)
 
     def _conditions(
@@ -344,19 +345,12 @@ class GPFL(FedPer):
         condition, _ = self._conditions(modules, state, local)
         scale, shift = _scale_and_shift(modules, condition)
 
-        def gradient(params: Params, batch: Batch, step: Int[Array, ""]) -> Params:
-            local.count_work(gradients=1)
+        def outputs(params: Params, x: Array) -> Array:
+            z = local.features(params, x)
+            opened = jax.nn.relu(flat_features(z) * scale + shift)
+            return local.head_outputs(params, opened.reshape(z.shape))
 
-            def loss(params: Params) -> Float[Array, ""]:
-                z = local.features(params, batch.x)
-                opened = jax.nn.relu(flat_features(z) * scale + shift)
-                outputs = local.head_outputs(params, opened.reshape(z.shape))
-                return mean_over(
-                    local.losses(outputs, batch.y, batch.weight), batch.weight
-                )
-
-            return jax.grad(loss)(params)
-
+        gradient = gradient_of_outputs(outputs, local)
         theta = local.sgd(theta, self.sgd, gradient=gradient, train_only=own)
         return {**state, **entry_of_part("own", own.take(theta))}
 

@@ -3,13 +3,16 @@
 Clients and server exchange the arrays of such layers as one vector.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 from numpy.typing import NDArray
+
+from fedtailor.algorithms.helpers.own_steps import mean_over
+from fedtailor.protocol import Batch, LocalTrainer, Params, StepGradient
 
 Arrays = dict[str, Array]
 """The arrays of layers by name."""
@@ -62,6 +65,31 @@ def layer_norm(
     centred = z - z.mean(axis=-1, keepdims=True)
     variance = jnp.square(centred).mean(axis=-1, keepdims=True)
     return centred * jax.lax.rsqrt(variance + 1e-5) * gain + offset
+
+
+def example_features(
+    theta: Float[Array, " d"], local: LocalTrainer
+) -> jax.ShapeDtypeStruct:
+    """The shape [1, ...] and the type of one example's features in a client's model."""
+    example = local.draw("features", 0, 1)
+    return jax.eval_shape(local.features, local.params(theta), example.x)
+
+
+def gradient_of_outputs(
+    outputs: Callable[[Params, Array], Array], local: LocalTrainer
+) -> StepGradient:
+    """The gradient of the mean loss of `outputs(params, x)` on a batch."""
+
+    def gradient(params: Params, batch: Batch, step: Int[Array, ""]) -> Params:
+        local.count_work(gradients=1)
+
+        def loss(params: Params) -> Float[Array, ""]:
+            losses = local.losses(outputs(params, batch.x), batch.y, batch.weight)
+            return mean_over(losses, batch.weight)
+
+        return jax.grad(loss)(params)
+
+    return gradient
 
 
 def flat_features(z: Float[Array, "b ..."]) -> Float[Array, "b size"]:

@@ -172,18 +172,15 @@ class TreesFederated(Baseline):
     def fit(self, problem: Problem) -> BoostedClients:
         require_one_target(problem)
         clients = []
-        # In one process the sums over clients are sums over all rows.
-        every = _pooled(problem)
         for place, (x, y) in enumerate(zip(problem.x, problem.y, strict=True)):
             validation = (None, None)
             if problem.val_x:
                 validation = problem.val_x[place], problem.val_y[place]
             clients.append(BoostingRows(x, y, problem.classes, *validation))
-        inputs = problem.x[0].shape[1]
         settings = BoostingSettings(patience=_PATIENCE)
         if self._rounds is not None:
             return self._refit(problem, clients, settings)
-        shared = boost(every.answer, inputs, problem.classes, settings)
+        shared = _shared_trees(problem, settings)
         models: list[BoostedModel] = [replace(shared, own=0)] * len(clients)
         if len(clients) <= _MOST_OWN:
             models = [boost_alone(rows, shared, settings) for rows in clients]
@@ -198,9 +195,7 @@ class TreesFederated(Baseline):
         """Boost as many trees as were chosen before."""
         assert self._rounds is not None
         settings = replace(settings, trees=max(self._rounds, 1), chooses=False)
-        pooled = _pooled(problem)
-        inputs = problem.x[0].shape[1]
-        shared = boost(pooled.answer, inputs, problem.classes, settings)
+        shared = _shared_trees(problem, settings)
         # At least one round is boosted, and none may have been chosen.
         shared = replace(shared, trees=shared.trees[: self._rounds], own=0)
         models = [
@@ -229,13 +224,16 @@ class TreesFederated(Baseline):
         return TreesFederated(rounds, own)
 
 
-def _pooled(problem: Problem) -> BoostingRows:
-    """The rows of all clients, which answer as the sum of all clients does."""
+def _shared_trees(problem: Problem, settings: BoostingSettings) -> BoostedModel:
+    """The trees of all clients together: in one process the sums over clients are sums
+    over all rows.
+    """
     validation = (None, None)
     if problem.val_x:
         validation = np.concatenate(problem.val_x), np.concatenate(problem.val_y)
     x, y = np.concatenate(problem.x), np.concatenate(problem.y)
-    return BoostingRows(x, y, problem.classes, *validation)
+    pooled = BoostingRows(x, y, problem.classes, *validation)
+    return boost(pooled.answer, x.shape[1], problem.classes, settings)
 
 
 def _usual(choices: Sequence[OwnTrees]) -> OwnTrees:

@@ -91,7 +91,8 @@ def boost_clients(
             preprocessing.
         resume: continue after the last round of a boosting of this job and these
             clients that ended early. All of them begin a new run with the trees of that
-        round. patience: how many seconds to retry a step that a client does not answer.
+            round.
+        patience: how many seconds to retry a step that a client does not answer.
         after_round: called with the number of rounds of trees after each.
 
     Returns:

@@ -20,7 +20,12 @@ from fedtailor.statistics.boosting.boost import (
     first_prediction,
 )
 from fedtailor.statistics.boosting.rows import derivatives, row_losses
-from fedtailor.statistics.boosting.tree import LEAST_CURVATURE, TINY, Tree
+from fedtailor.statistics.boosting.tree import (
+    LEAST_CURVATURE,
+    TINY,
+    Tree,
+    split_gains,
+)
 
 _CELLS = 30_000
 """Cells of the histograms that are searched at once: what a cache holds."""
@@ -365,7 +370,7 @@ class _Forest:
 
         counts, slopes = below(None), below(weights[0])
         curvatures = counts if self._constant else below(weights[1])
-        gains = _gains(
+        gains = split_gains(
             (slopes, curvatures, counts),
             sums[:, None, None, :],
             values[:, None, None],
@@ -443,27 +448,6 @@ class _Found:
         self.clients = other.clients
 
 
-def _gains(
-    left: Sequence[Float[NDArray, "*_"]],
-    sums: Float[NDArray, "*_"],
-    values: Float[NDArray, "*_"],
-    settings: BoostingSettings,
-) -> Float[NDArray, "*_"]:
-    """By how much splits lower the loss; -1 where a child would be too small.
-
-    The arithmetic is that of `tree.best_split`, so that equal gains stay equal.
-    """
-    right = [sums[..., place] - it for place, it in enumerate(left)]
-    allowed = np.ones(left[0].shape, bool)
-    losses = []
-    for slopes, curvatures, counts in (left, right):
-        value = -slopes / (curvatures + settings.penalty + TINY)
-        losses.append(slopes * value)
-        allowed &= (counts >= settings.least_rows) & (curvatures >= LEAST_CURVATURE)
-    gains = (sums[..., 0] * values - losses[0]) - losses[1]
-    return np.where(allowed, gains, -1.0)
-
-
 def best_client_splits(
     slopes: Float[NDArray, "nodes clients"],
     curvatures: Float[NDArray, "nodes clients"],
@@ -502,7 +486,7 @@ def best_client_splits(
     may_go_down = (from_end >= 0) & (from_end < middle - 1)
     gains = []
     for left, may in ((up, may_go_up), (down, may_go_down)):
-        found = _gains(left, sums[:, None, :], values[:, None], settings)
+        found = split_gains(left, sums[:, None, :], values[:, None], settings)
         gains.append(np.where(may, found, -1.0))
     # From the end on, the last client comes first.
     both = np.concatenate([gains[0], gains[1][:, ::-1]], axis=1)

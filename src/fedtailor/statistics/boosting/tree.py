@@ -180,6 +180,34 @@ class _Node:
         return self.split.gain > other.split.gain
 
 
+def split_gains(
+    left: Sequence[Float[NDArray, "*_"]],
+    sums: Float[NDArray, "*_"],
+    value: Float[NDArray, "*_"] | float,
+    settings: GrowSettings,
+) -> Float[NDArray, "*_"]:
+    """By how much splits lower the loss; -1 where a child would be too small.
+
+    Gains of different splits may be equal, and rounding then decides: it is that of
+    scikit-learn, whose sums of single precision are exact in double precision.
+
+    Args:
+        left: sums of gradients, of curvatures and of rows in the left children.
+        sums: of all rows of a node [..., 3].
+        value: what the node predicts as a leaf, without the learning rate.
+        settings: what children must have at least.
+    """
+    right = [sums[..., place] - it for place, it in enumerate(left)]
+    allowed = np.ones(left[0].shape, bool)
+    losses = []
+    for slopes, curvatures, rows in (left, right):
+        of_child = -slopes / (curvatures + settings.penalty + TINY)
+        losses.append(slopes * of_child)
+        allowed &= (rows >= settings.least_rows) & (curvatures >= LEAST_CURVATURE)
+    gains = (sums[..., GRADIENT] * value - losses[0]) - losses[1]
+    return np.where(allowed, gains, -1.0)
+
+
 def best_split(
     histogram: Histogram,
     sums: Float[NDArray, " 3"],
@@ -197,25 +225,16 @@ def best_split(
         settings: what children must have at least.
     """
     left = histogram.cumsum(axis=1)[:, :-1]  # up to and with each bin
-    right = sums - left
-    children = np.stack([left, right])
-    values = -children[..., GRADIENT] / (
-        children[..., CURVATURE] + settings.penalty + TINY
-    )
-    # Gains of different splits may be equal, and rounding then decides: it is that of
-    # scikit-learn, whose sums of single precision are exact in double precision.
-    losses = children[..., GRADIENT] * values
-    gains = (sums[GRADIENT] * value - losses[0]) - losses[1]
-    is_allowed = (children[..., ROWS] >= settings.least_rows).all(axis=0)
-    is_allowed &= (children[..., CURVATURE] >= LEAST_CURVATURE).all(axis=0)
-    is_allowed &= np.arange(left.shape[1]) < bins[:, None] - 1
-    gains = np.where(is_allowed, gains, -1.0)
+    gains = split_gains(list(np.moveaxis(left, -1, 0)), sums, value, settings)
+    is_there = np.arange(left.shape[1]) < bins[:, None] - 1
+    gains = np.where(is_there, gains, -1.0)
     place = int(gains.argmax())
     which, end = divmod(place, gains.shape[1])
     gain = float(gains[which, end])
     if gain <= 0:
         return None
-    return NodeSplit(gain, which, end, left[which, end], right[which, end])
+    below = left[which, end]
+    return NodeSplit(gain, which, end, below, sums - below)
 
 
 def grow(

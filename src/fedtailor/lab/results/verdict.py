@@ -205,8 +205,8 @@ class Verdict:
                 row.insert(1, client.method)
             rows.append(row)
         note = (
-            f"Gain: over training alone, drawn towards the mean of all {self.nouns.many} by"
-            " as much as it is uncertain; + is better."
+            f"Gain over training alone, shrunk towards the mean gain of all {self.nouns.many}"
+            " (the more uncertain, the more); + is better."
         )
         return ReportTable(title, columns, rows, text=text, note=note)
 
@@ -214,8 +214,8 @@ class Verdict:
         """The table with one row for each client, and all that is known of it."""
         note = (
             "Test rows: of one split. Ranges: 95 % intervals, each for itself. Gains: + is"
-            " better; drawn towards the mean gain of all"
-            f" {self.nouns.many} by as much as each is uncertain."
+            " better; shrunk towards the mean gain of all"
+            f" {self.nouns.many} (the more uncertain, the more)."
         )
         columns = [
             self.client_column,

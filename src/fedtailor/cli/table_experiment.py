@@ -63,7 +63,7 @@ class TableComparisonOptions(TableOptions):
     can be boosted over machines. Nothing after the option: none of them."""
     model: str = "linear"
     """What is trained: linear; mlp, a small network (its width: --hidden); auto, which
-    chooses one of both for each method, on validation data; or as for `fedtailor run`,
+    chooses one of the two for each method, on validation data; or as for `fedtailor run`,
     mlp:hidden=64 or net.py:Net."""
     hidden: int | None = None
     """The width of the hidden layer of mlp and auto (default: 32)."""

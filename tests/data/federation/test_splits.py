@@ -163,6 +163,6 @@ def test_somebody_must_train(unseen, message):
 
 def test_an_unseen_client_must_exist():
     with pytest.raises(
-        ValueError, match="unseen names client 'bob', which is not there"
+        ValueError, match="unseen names client 'bob', which does not exist"
     ):
         choose_unseen(["c1", "bob"], NAMES, 0)

@@ -334,7 +334,7 @@ FRAMES = {
     "unseen stranger": (
         frame(),
         {"unseen": ("d",)},
-        "unseen names client 'd', which is not there",
+        "unseen names client 'd', which does not exist",
     ),
 }
 OPTIONS = {

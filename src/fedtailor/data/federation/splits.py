@@ -212,7 +212,7 @@ def choose_unseen(unseen: Unseen, names: Sequence[str], seed: int) -> NDArray[np
         missing = unseen_names - set(names)
         if missing:
             raise ValueError(
-                f"unseen names client {min(missing)!r}, which is not there; the first"
+                f"unseen names client {min(missing)!r}, which does not exist; the first"
                 f" is {names[0]!r}"
             )
         return np.array([name in unseen_names for name in names])

@@ -223,7 +223,7 @@ class Decision:
         if self.untested:
             conclusions.append(
                 f"Nothing is said of {', '.join(self.untested)}: left out by"
-                " validation data, and the run is not there; the same command makes it"
+                " validation data, and the run is missing; the same command makes it"
                 " again."
             )
         return conclusions

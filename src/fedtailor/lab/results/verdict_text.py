@@ -260,8 +260,8 @@ def candidates_of(
     found = []
     for label in sorted(titles, key=tests.mean, reverse=True):
         gain = None if label == chosen else tests.gain(label, chosen)
-        mean, text = tests.shown(label), tests.text(label)
-        found.append(Candidate(titles[label], mean, text, gain, label in tests.methods))
+        mean, is_method = tests.value(label), label in tests.methods
+        found.append(Candidate(titles[label], mean, gain, is_method))
     return found
 
 

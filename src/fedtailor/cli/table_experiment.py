@@ -56,7 +56,7 @@ class TableComparisonOptions(TableOptions):
     algorithms: tuple[str, ...] = DEFAULT_METHODS
     """The methods to compare."""
     baselines: tuple[str, ...] = default_baselines()
-    """What to train beside the methods, on the same rows: boosted trees and linear models of
+    """What to train in addition to the methods, on the same rows: boosted trees and linear models of
     each client alone, personal trees (shared ones, then own), for numbers a mixed model,
     all of which can be chosen; trees and linear models of all rows together, which need
     pooled rows; and for times to an event Cox's model. On request trees-federated, which

@@ -357,7 +357,7 @@ OPTIONS = {
     ),
     "in and out": (
         {"features": ["age"], "drop": ["age"]},
-        "'age' stands in features and in drop",
+        "'age' is in both features and drop",
     ),
     "near option": (
         {"feature": ["age"]},

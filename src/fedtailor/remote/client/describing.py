@@ -116,7 +116,7 @@ class Question(BaseModel):
         given = self.epsilon is not None and self.delta is not None
         require(
             given if is_noisy else not (given or self.ranges),
-            "noisy counts, and no others, have epsilon, delta and ranges",
+            "epsilon, delta and ranges belong to noisy counts, and only to them",
         )
         kinds = kinds_of(schema)
         for name, (low, high) in self.ranges.items():

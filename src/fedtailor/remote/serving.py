@@ -133,10 +133,10 @@ def serve(
 
 
 def check_run(directory: Path, *, resume: bool) -> None:
-    """Check that there is a run to go on with if one is to be, and none otherwise.
+    """Check that there is a run to continue if `resume`, and none otherwise.
 
     Raises:
-        ValueError: there is not, or there is one.
+        ValueError: a run exists and is not to be continued, or there is none.
     """
     has_run = (directory / RUN_DIRECTORY / MANIFEST).exists()
     require(

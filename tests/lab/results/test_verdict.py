@@ -274,7 +274,7 @@ def test_what_is_the_same_for_all_clients_is_said_once(tmp_path):
     assert len(table.rows) == 12 and table.title == "12 of 24 clients (all: --details)"
     assert summary_of(many, "SHARED", nouns, several=False).startswith(
         "SHARED against training alone, person by person: better for 1, worse for 1, no"
-        " difference shown for 22 (of the 2 differences, "
+        " difference shown for 22 (1 of the 2 differences remains after correction for"
     )
     # The verdict of whoever trains alone is what sharing would do.
     assert worse_warnings(many, "LOCAL", nouns) == []

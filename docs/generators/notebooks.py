@@ -26,8 +26,8 @@ NOTEBOOKS = (
     "networks",
 )
 """The pages that can be downloaded as notebooks."""
-QUICK = ("partition-data", "byzantine")
-"""Those that the build executes: each takes some ten seconds of processor time."""
+QUICK = ("partition-data",)
+"""Those that the build executes: they take some ten seconds of processor time."""
 WITH_COMMANDS = ("tutorial", "first-experiment")
 """Those that make the files which their commands read, so that these are cells, too."""
 INSTALL = """\

@@ -66,7 +66,7 @@ _MAX_KEPT_BYTES = 1 << 25
 
 @dataclass(frozen=True)
 class Store:
-    """Where a run is kept, and what of it; the attributes are arguments of `run`.
+    """Where a run is stored, and which parts of it; the attributes are arguments of `run`.
 
     Example:
         >>> from pathlib import Path

@@ -419,8 +419,8 @@ def _networks(table: _Scenario, default: Architecture, place: KeyPath) -> Archit
     if table.models:
         raise ConfigError(
             place,
-            "networks are of single clients, and models are to choose from; give"
-            " one of both",
+            "networks name single clients, and models are to choose from; give"
+            " one of the two",
         )
     by_name: dict[str, Architecture] = {}
     for value in table.networks or ():
@@ -573,7 +573,9 @@ def _space(
             ' [search] with use = "optuna" and the number of trials',
         )
     if table.grid:
-        raise ConfigError(place, f"{label} has a grid and a search; give one of both")
+        raise ConfigError(
+            place, f"{label} has a grid and a search; give one of the two"
+        )
     space = space_of(table.search, place)
     for name, leaf in space.items():
         # A name or type that is wrong is refused before anything is trained.

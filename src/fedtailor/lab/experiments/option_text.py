@@ -25,7 +25,7 @@ AUTO = "auto"
 """The word for a choice between a linear model and a small network."""
 
 _NAME = re.compile(r"(?P<name>.*\.py:\w+|[^:]*)(:(?P<settings>.*))?", re.DOTALL)
-"""A name, or what stands in a file, FILE.py:NAME; its settings follow after a colon."""
+"""A name, or an object in a file, FILE.py:NAME; its settings follow after a colon."""
 
 
 def uplink_of_texts(texts: Sequence[str]) -> Pipeline:

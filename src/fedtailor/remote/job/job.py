@@ -566,8 +566,8 @@ def _windowing(data: _Data) -> Windowing | None:
             if getattr(data, name) is not None:
                 raise ConfigError(
                     ("data", name),
-                    f"{name} is for windows of rows; say how many rows one has with"
-                    " window, or leave it out",
+                    f"{name} is for windows of rows; give their length as window, or"
+                    f" leave {name} out",
                 )
         return None
     if data.time is None or data.gap is None:

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from fedtailor._base.choice import require
+from fedtailor._base.memory import check_memory
 from fedtailor.aggregation.accounting import Ledger
 from fedtailor.aggregation.pipelines import Byzantine
 from fedtailor.data.federation import Federation, FederationShard
-from fedtailor.data.federation.checks import check_memory
 from fedtailor.engine.executors import (
     DeviceExecutor,
     Settings,

@@ -113,3 +113,16 @@ def test_a_run_draws_by_samples_where_files_and_the_command_line_say_so(
     )
     with pytest.raises(ValueError, match="participation sampling is 'size'"):
         Participation(sampling="size")
+
+
+@pytest.mark.parametrize("sampling", [None, "samples"])
+def test_clients_that_report_are_the_first_in_order(sampling):
+    # Equal ids draw equal numbers; of them the first ones report.
+    ids = np.arange(40, dtype=np.uint64) // 3
+    sizes = np.where(np.arange(40) % 5 < 2, 0, 7)
+    for count in (1, 2, 17, 39, 40):
+        chosen = Participation(count=count, sampling=sampling)
+        for round in range(5):
+            first = chosen.order(ids, 3, round, sizes)[:count]
+            reporting = chosen.sample(ids, 3, round, sizes)
+            assert sorted(first) == np.flatnonzero(reporting).tolist()

@@ -113,10 +113,15 @@ class Participation:
         """
         if self.sampling == "poisson":
             return draw_uniform(seed, "participation", round, ids) < self.fraction
-        reporting = np.ones(len(ids), bool)
         count = self.reporters(len(ids))
-        if count < len(ids):
-            reporting[self.order(ids, seed, round, sizes)[count:]] = False
+        if count == len(ids):
+            return np.ones(count, bool)
+        # The clients that `order` has first, without sorting a million of them.
+        draws = self._draws(ids, seed, round, sizes)
+        last = np.partition(draws, count - 1)[count - 1]
+        reporting = draws < last
+        equal = np.flatnonzero(draws == last)
+        reporting[equal[: count - np.count_nonzero(reporting)]] = True
         return reporting
 
     def order(
@@ -131,8 +136,18 @@ class Participation:
         Returns:
             [m] indices of clients. The first of them report.
         """
-        # Every client draws a number, and the clients with the smallest ones report. So
-        # clients are drawn without replacement and with equal probability.
+        return np.argsort(self._draws(ids, seed, round, sizes), kind="stable")
+
+    def _draws(
+        self,
+        ids: NDArray[np.uint64],
+        seed: int,
+        round: int,
+        sizes: NDArray[np.int64] | None,
+    ) -> NDArray[Any]:
+        """[m] a number for every client: those with the smallest ones report. So clients
+        are drawn without replacement, and with equal probability if `sampling` is uniform.
+        """
         draws: NDArray[Any] = draw_bits(seed, "participation", round, ids)
         if self.sampling == "samples":
             assert sizes is not None
@@ -140,7 +155,7 @@ class Participation:
             # with probability n_i / sum n_j.
             uniform = (draws.astype(np.float64) + 0.5) / 2.0**64
             draws = -np.log(uniform) / np.maximum(sizes, _NO_SAMPLES)
-        return np.argsort(draws, kind="stable")
+        return draws
 
 
 _NO_SAMPLES = 1e-9

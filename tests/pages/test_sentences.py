@@ -92,6 +92,9 @@ TESTED = {
             "test_clients_that_are_invented_do_not_hide_the_others",
             "test_a_client_that_is_named_in_a_sum_without_a_part_is_missed",
         ),
+        "how much it computed does not tell": (
+            "test_what_no_mask_hides_of_an_answer_says_nothing_of_numbers",
+        ),
         "says once a job that one became too large": (
             "test_a_client_whose_updates_are_hidden_says_once_that_its_model_diverged",
             "test_a_sum_that_is_too_large_is_said_once_a_job",

@@ -179,7 +179,9 @@ def test_no_client_follows_from_sums_that_a_coordinator_chooses():
     assert min(sums.answered[it] for it in ("opened", "refused")) > 0
 
 
-@pytest.mark.parametrize(("careless", "seed"), [("vector", 17), ("asked", 2), ("ring", 34)])
+@pytest.mark.parametrize(
+    ("careless", "seed"), [("vector", 17), ("asked", 2), ("ring", 34)]
+)
 def test_a_campaign_notices_sums_that_show_a_client(careless, seed, monkeypatch):
     """Masks that do not depend on which vector is added, or on what clients were asked;
     and neighbours that miss nobody.
@@ -195,7 +197,7 @@ def test_a_campaign_notices_sums_that_show_a_client(careless, seed, monkeypatch)
         monkeypatch.setattr(module, "mask_session", session)
     if careless == "ring":
         monkeypatch.setattr(sum_client, "neighbours_of", lambda *arguments: ())
-    with pytest.raises(AssertionError, match="% of|a sum over"):
+    with pytest.raises(AssertionError, match=r"% of|a sum over"):
         ChosenSums().chosen_sums(np.random.default_rng(seed))
 
 

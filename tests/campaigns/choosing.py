@@ -66,18 +66,7 @@ class Choosing:
             step, slowest = 0, 0.0
             for _ in range(QUESTIONS):
                 plain, arrays, kinds = self._steps(rng, request.inputs, asked)
-                message = replace(
-                    request.message,
-                    round=step,
-                    task=KEYS,
-                    run=run,
-                    algorithm={
-                        **request.message.algorithm,
-                        BOOST: {"steps": plain, CLIENTS: len(NAMES)},
-                        SUM: {"name": f"s{step}", "kind": BOOST},
-                    },
-                    arrays=arrays,
-                )
+                message = boosting_step(request.message, step, run, plain, arrays)
                 before, began = client.peak_memory(), time.process_time()
                 reply, size = _ask(client, message)
                 took = time.process_time() - began
@@ -307,6 +296,32 @@ class _Honest:
         self.model = np.zeros(0) if is_pooled else plan_of(job).initial()
         self.inputs = 4  # two numbers, and two wards
         self.message = Request(job.identity, 0, 0, KEYS, TARGET, algorithm=described)
+
+
+def boosting_step(
+    message: Request,
+    step: int,
+    run: str,
+    plain: list[dict[str, Any]],
+    arrays: dict[str, np.ndarray],
+) -> Request:
+    """The first message of a step of boosting.
+
+    Args:
+        message: what all messages of the job have.
+        step: its number in its run.
+        run: identity of the run.
+        plain: what it asks, one after another.
+        arrays: of the message.
+    """
+    algorithm = {
+        **message.algorithm,
+        BOOST: {"steps": plain, CLIENTS: len(NAMES)},
+        SUM: {"name": f"s{step}", "kind": BOOST},
+    }
+    return replace(
+        message, round=step, task=KEYS, run=run, algorithm=algorithm, arrays=arrays
+    )
 
 
 def _leaf() -> dict[str, np.ndarray]:

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from campaigns.choosing import boosting_step
 from campaigns.client_process import ClientHere
 from campaigns.marked import NAMES, ROUNDS, TARGET, MarkedFederation, table
-from fedtailor.remote.client.boosting import CLIENTS
 from fedtailor.remote.job.plan import plan_of
 from fedtailor.remote.keys.kit import read_kit
-from fedtailor.remote.wire.boosting import BOOST, SUMMED
+from fedtailor.remote.wire.boosting import SUMMED
 from fedtailor.remote.wire.messages import (
     Reply,
     Request,
@@ -23,7 +23,7 @@ from fedtailor.remote.wire.messages import (
     encode_request,
 )
 from fedtailor.remote.wire.refusals import Refusal
-from fedtailor.remote.wire.secure_sums import KEYS, SUM
+from fedtailor.remote.wire.secure_sums import KEYS
 
 QUESTIONS = 25
 """Messages of one try."""
@@ -68,19 +68,7 @@ class Twins:
             step, run = 0, "0"
             for _ in range(QUESTIONS):
                 kinds, plain, arrays = steps.draw()
-                message = replace(
-                    pair.message,
-                    round=step,
-                    task=KEYS,
-                    run=run,
-                    algorithm={
-                        **pair.message.algorithm,
-                        BOOST: {"steps": plain, CLIENTS: len(NAMES)},
-                        SUM: {"name": f"s{step}", "kind": BOOST},
-                    },
-                    arrays=arrays,
-                )
-                reply = pair.ask(message)
+                reply = pair.ask(boosting_step(pair.message, step, run, plain, arrays))
                 if reply is None:
                     return
                 self._count(reply, [*kinds])

@@ -12,7 +12,7 @@ import numpy as np
 
 from campaigns.choosing import boosting_step
 from campaigns.client_process import ClientHere
-from campaigns.marked import NAMES, ROUNDS, TARGET, MarkedFederation, table
+from campaigns.marked import ROUNDS, TARGET, MarkedFederation, table
 from fedtailor.remote.job.plan import plan_of
 from fedtailor.remote.keys.kit import read_kit
 from fedtailor.remote.wire.boosting import SUMMED

@@ -25,7 +25,7 @@ from fedtailor.remote.wire.messages import (
 from fedtailor.remote.wire.refusals import Refusal
 from fedtailor.remote.wire.secure_sums import KEYS
 
-QUESTIONS = 25
+QUESTIONS = 20
 """Messages of one try."""
 
 TREES = {"trees": 1, "trees-classes": 3, "trees-numbers": 1}

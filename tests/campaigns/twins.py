@@ -96,7 +96,7 @@ class Twins:
                     task=str(rng.choice(tasks)),
                     run=str(rng.integers(1000)),
                     reply=bool(rng.random() < 0.8),
-                    arrays=pair.message.arrays | arrays,
+                    arrays={**pair.message.arrays, **arrays},
                 )
                 reply = pair.ask(message)
                 if reply is None:

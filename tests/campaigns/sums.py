@@ -40,7 +40,8 @@ class _Lying(SecureSumServer):
     masked_by: tuple[str, ...] = ()
 
     def _check_enough(self, answers: Any) -> None:
-        """As many as there are."""
+        if not answers:
+            raise TooFewClients("nobody is left")
 
     def _unsafe_combination(self, weights: Any) -> str:
         return ""

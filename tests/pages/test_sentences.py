@@ -154,7 +154,7 @@ TESTED = {
             "test_clients_that_are_invented_do_not_hide_the_others",
             "test_a_client_that_is_named_in_a_sum_without_a_part_is_missed",
         ),
-        "how much it computed does not tell": (
+        "how much it computed does not depend on": (
             "test_what_no_mask_hides_of_an_answer_says_nothing_of_numbers",
         ),
         "says once a job that one became too large": (
@@ -333,7 +333,7 @@ EXPLAINS = {
         "All clients learn the sums and the",
         "sums of products of any two inputs are sent as well",
         "how many rows have two categories at once",
-        "A column of more than 200 categories",
+        "Columns of more than 200 categories",
         "it sends two numbers for each split",
         "The histograms of times and",
         "The sums show, over all clients together",

@@ -25,6 +25,8 @@ from campaigns.hostile_client import HostileClient
 from campaigns.hostile_coordinator import HostileCoordinator
 from campaigns.inputs import INPUTS, Inputs
 from campaigns.port import OpenPort
+from campaigns.sums import ChosenSums
+from campaigns.twins import Twins
 from campaigns.unsteady import Unsteady
 
 EXAMPLES = 10
@@ -41,6 +43,10 @@ FEDERATION = (
     "chosen_models",
     "chosen_descriptions",
     "without_one",
+    "other_pooled",
+    "chosen_sums",
+    "twin_trees",
+    "twin_models",
     "doubled",
     "other_rows",
     "stopped",
@@ -58,6 +64,8 @@ OF_ONE_SEED = {
     "chosen_trees": 5,
     "chosen_models": 3,
     "chosen_descriptions": 3,
+    "chosen_sums": 3,
+    "twin_trees": 3,
     "client_process": 3,
     "open_port": 3,
 }
@@ -94,6 +102,14 @@ class Tries:
         return Choosing(self._folder / "choosing")
 
     @cached_property
+    def sums(self) -> ChosenSums:
+        return ChosenSums()
+
+    @cached_property
+    def twins(self) -> Twins:
+        return Twins(self._folder / "twins")
+
+    @cached_property
     def process(self) -> HostileCoordinator:
         return HostileCoordinator(
             self._folder / "process", ("fedavg", "ditto"), ClientProcess
@@ -119,6 +135,10 @@ class Tries:
             "chosen_models": "choosing",
             "chosen_descriptions": "choosing",
             "without_one": "choosing",
+            "other_pooled": "choosing",
+            "chosen_sums": "sums",
+            "twin_trees": "twins",
+            "twin_models": "twins",
             "client_process": "process",
             "stopped": "unsteady",
             "stopped_process": "unsteady",

@@ -107,6 +107,28 @@ _KINDS = {
         _FEDAVG,
         _BOOSTING.replace("[boosting]", 'sum_scope = "round"\n[boosting]'),
     ),
+    "trees-classes": (
+        "grade",
+        'classes = ["low", "middle", "high"]',
+        _LISTED,
+        _FEDAVG,
+        _BOOSTING,
+    ),
+    "trees-numbers": ("value", "", _LISTED, _FEDAVG, _BOOSTING),
+    "trees-pooled": (
+        "label",
+        f'preprocessing = "federated"\n{_CLASSES}',
+        _LISTED,
+        _FEDAVG,
+        _BOOSTING,
+    ),
+    "passes": (
+        "label",
+        _CLASSES,
+        _LISTED,
+        'use = "fedala"\npart = "layers.1.weight"\n' + _SGD.format(private=""),
+        "secure_aggregation = true",
+    ),
     "private": (
         "label",
         _CLASSES,
@@ -302,10 +324,10 @@ def train(job, transport, directory: Path, lines: list[str], **options):
         return run.training
 
 
-def table(number: int) -> pl.DataFrame:
+def table(number: int, spread: float = 20) -> pl.DataFrame:
     """A client's table; every number in it is there once."""
     rng = np.random.default_rng(number)
-    first, second = np.round(rng.normal(50, 20, (2, ROWS)), 9)
+    first, second = np.round(rng.normal(50, spread, (2, ROWS)), 9)
     ward = rng.choice(["surgery", "medicine"], ROWS)
     label = np.where(first + 10 * (ward == "surgery") > 55, "yes", "no")
     return pl.DataFrame(
@@ -315,6 +337,7 @@ def table(number: int) -> pl.DataFrame:
             "ward": ward,
             "day": [f"2024-{1 + i % 12:02}-{1 + (i * 7) % 28:02}" for i in range(ROWS)],
             "label": label,
+            "grade": np.array(["low", "middle", "high"])[np.arange(ROWS) % 3],
             "value": np.round(first * 2 + rng.normal(size=ROWS), 9),
             "zqextra": np.round(rng.normal(size=ROWS), 9),
             "note": [f"zqnote{number}x{row}" for row in range(ROWS)],

@@ -17,9 +17,14 @@ from campaigns.inputs import INPUTS, Inputs
 from campaigns.marked import Secrets
 from campaigns.port import OpenPort
 from campaigns.small_run import start
+from campaigns.sums import ChosenSums
+from campaigns.twins import Twins
 from campaigns.unsteady import Unsteady
+from fedtailor.algorithms import FedALA
 from fedtailor.remote.client.boosting import BoostingClient
 from fedtailor.remote.client.store import ClientStore
+from fedtailor.remote.sums import client as sum_client
+from fedtailor.remote.sums import server as sum_server
 from fedtailor.remote.wire import messages
 
 TRIES = {
@@ -124,10 +129,11 @@ def choosing(tmp_path_factory):
         ("chosen_models", {"evaluate"}),
         ("chosen_descriptions", {"columns"}),
         ("without_one", {"without_one"}),
+        ("other_pooled", {"other_pooled"}),
     ],
 )
 def test_a_coordinator_that_chooses(choosing, kind, said):
-    for number in range(1 if kind == "without_one" else 6):
+    for number in range(6 if kind.startswith("chosen") else 1):
         getattr(choosing, kind)(np.random.default_rng(number))
     assert said <= set(choosing.answered)
 
@@ -137,6 +143,62 @@ def test_a_campaign_notices_a_question_that_is_answered_twice(choosing, monkeypa
     with pytest.raises(AssertionError, match=r"was answered|Counter"):
         for number in range(20):
             choosing.chosen_trees(np.random.default_rng(number))
+
+
+@pytest.fixture(scope="module")
+def twins(tmp_path_factory):
+    pytest.importorskip("cryptography", reason="keys need the extra federation")
+    return Twins(tmp_path_factory.mktemp("twins") / "t")
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("twin_trees", {"start", "counts", "bins", "gradients", "split", "loss"}),
+        ("twin_models", {"client", "personal", "init_unseen"}),
+    ],
+)
+def test_what_no_mask_hides_of_an_answer_says_nothing_of_numbers(twins, kind, said):
+    """Before, FedALA's clients said how many passes they made, which depends on losses."""
+    for number in range(4 if kind == "twin_trees" else 2):
+        getattr(twins, kind)(np.random.default_rng(number))
+    assert said <= set(twins.answered)
+
+
+def test_a_campaign_notices_work_that_depends_on_numbers(twins, monkeypatch):
+    monkeypatch.setattr(FedALA, "work_tells_of_rows", False)
+    with pytest.raises(AssertionError, match="'work'"):
+        for number in range(20):
+            twins.twin_models(np.random.default_rng(number))
+
+
+def test_no_client_follows_from_sums_that_a_coordinator_chooses():
+    sums = ChosenSums()
+    for number in range(4):
+        sums.chosen_sums(np.random.default_rng(number))
+    assert min(sums.answered[it] for it in ("opened", "refused")) > 0
+
+
+@pytest.mark.parametrize(
+    ("careless", "seed"), [("vector", 17), ("asked", 2), ("ring", 34)]
+)
+def test_a_campaign_notices_sums_that_show_a_client(careless, seed, monkeypatch):
+    """Masks that do not depend on which vector is added, or on what clients were asked;
+    and neighbours that miss nobody.
+    """
+    original = sum_client.mask_session
+
+    def session(name, vector, columns, weights, asked):
+        vector = ("", None) if careless == "vector" else vector
+        asked = "" if careless == "asked" else asked
+        return original(name, vector, columns, weights, asked)
+
+    for module in (sum_client, sum_server):
+        monkeypatch.setattr(module, "mask_session", session)
+    if careless == "ring":
+        monkeypatch.setattr(sum_client, "neighbours_of", lambda *arguments: ())
+    with pytest.raises(AssertionError, match=r"% of|a sum over"):
+        ChosenSums().chosen_sums(np.random.default_rng(seed))
 
 
 def test_what_leaves_a_client_is_searched_for_its_cells():

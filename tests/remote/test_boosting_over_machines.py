@@ -14,7 +14,6 @@ from fedtailor.remote.client.policy import Policy
 from fedtailor.remote.client.round_requests import PERSONAL
 from fedtailor.remote.job.examples import federation_from_rows
 from fedtailor.remote.job.plan import plan_of
-from fedtailor.remote.job.statistics import as_array, statistics_from_arrays
 from fedtailor.remote.server.boosting import (
     SHARED,
     TREES,
@@ -36,9 +35,8 @@ from fedtailor.remote.wire.messages import (
     encode_request,
 )
 from fedtailor.remote.wire.refusals import Refusal
-from fedtailor.remote.wire.request_kind import AGREED, STATISTICS
 from fedtailor.remote.wire.secure_sums import KEYS, SUM
-from fedtailor.remote.wire.transport import LoopbackTransport, TooFewClients
+from fedtailor.remote.wire.transport import TooFewClients
 from fedtailor.statistics.boosting import (
     BoostedModel,
     BoostingProgress,
@@ -50,6 +48,7 @@ from fedtailor.statistics.boosting import (
 )
 from remote.jobs import NAMES, Clients
 from remote.marked import SEEN, MarkedClients
+from remote.taps import Tap, TellingOthers
 
 INPUTS = 3  # age, and one for each ward
 REST = """
@@ -61,27 +60,6 @@ leaves = 4
 least_rows = 5
 bins = 16
 """
-
-
-class Tap(LoopbackTransport):
-    """Keeps the messages, and loses some.
-
-    Attributes:
-        requests, sent: (client, message) of both directions.
-        lose: function of a request that says whether its answer is lost.
-    """
-
-    def __init__(self, clients, lose=lambda client, request: False):
-        super().__init__(clients)
-        self.requests, self.sent, self.lose = [], [], lose
-
-    def send(self, client, body):
-        """Have the client answer."""
-        self.requests.append((client, body))
-        super().send(client, body)
-        self.sent.append(self._inbox[-1])
-        if self.lose(client, decode_request(body)):
-            self._inbox.pop()
 
 
 class Boosted(Clients):
@@ -517,34 +495,6 @@ def test_clients_that_are_asked_different_questions_give_no_sum(tmp_path, stops)
     assert np.abs(stops[-1]).max() > 1e4
 
 
-class TellingOthers(Tap):
-    """Sends all clients but one pooled sums by which their numbers are nearly alike."""
-
-    def __init__(self, clients, schema):
-        super().__init__(clients)
-        self._schema, self._inputs = schema, {}
-
-    def send(self, client, body):
-        request = decode_request(body)
-        if request.task == AGREED and client != NAMES[0]:
-            pooled = statistics_from_arrays(request.arrays, self._schema)
-            far = {
-                name: sums.model_copy(
-                    update={"count": sums.count + 10**9, "squares": 1e20}
-                )
-                for name, sums in pooled.columns.items()
-                if self._schema.kinds[name] == "number"
-            }
-            pooled = pooled.model_copy(update={"columns": pooled.columns | far})
-            self._inputs[client] = pooled.fingerprint
-            sent = {STATISTICS: as_array(pooled)}
-            body = encode_request(dataclasses.replace(request, arrays=sent))
-        elif client in self._inputs:
-            said = {**request.algorithm, "inputs": self._inputs[client]}
-            body = encode_request(dataclasses.replace(request, algorithm=said))
-        super().send(client, body)
-
-
 def test_clients_that_prepare_their_tables_otherwise_give_no_sum(tmp_path, stops):
     """Before, a coordinator sent all others pooled sums beside which their cells are 0: the
     counts of the one that is left were those of its own cells.
@@ -552,7 +502,8 @@ def test_clients_that_prepare_their_tables_otherwise_give_no_sum(tmp_path, stops
     privacy = REST.partition("[privacy]")[2]
     clients = MarkedClients(tmp_path, privacy=privacy, decorrelate=False, rows=40)
     rows = wait_for_clients(Connection(clients.job, SEEN, clients.tap), wait=600)
-    tap = TellingOthers({it: clients.client(it) for it in SEEN}, clients.job.schema)
+    responders = {it: clients.client(it) for it in SEEN}
+    tap = TellingOthers(responders, clients.job.schema, SEEN[0])
     statistics = agree_on_preprocessing(clients.job, tap, SEEN, 600)
     # What should be the number of rows is one that masks are on, also below 0.
     with pytest.raises((TooFewClients, ValueError), match=r"this is enough|no rows"):

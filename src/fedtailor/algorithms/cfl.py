@@ -171,6 +171,11 @@ class CFL(Algorithm):
             " every split",
         )
 
+    @property
+    def work_tells_of_rows(self) -> bool:
+        # Newcomers train at the splits on their way to a cluster.
+        return True
+
     def check(self, population: Population) -> None:
         require(
             population.reporters_per_round == len(population),

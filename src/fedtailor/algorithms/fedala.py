@@ -100,6 +100,11 @@ class FedALA(FedAvg):
             f"max_passes is {self.max_passes}; it must be 1 or more",
         )
 
+    @property
+    def work_tells_of_rows(self) -> bool:
+        # The first learning ends once the losses hardly differ.
+        return not is_off(self.eta)
+
     def check(self, population: Population) -> None:
         model_parts_of(population, self.about.name).part(self.part)
 

@@ -171,6 +171,10 @@ class SelfFL(PersonalModelAlgorithm):
             f"inter_variance is {inter}; it must be 0 or more",
         )
 
+    @property
+    def work_tells_of_rows(self) -> bool:
+        return self.dynamic_steps
+
     def check(self, population: Population) -> None:
         if self.intra_variances is not None:
             variances = np.asarray(self.intra_variances)

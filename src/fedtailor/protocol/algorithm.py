@@ -164,6 +164,14 @@ class Algorithm:
         return False
 
     @property
+    def work_tells_of_rows(self) -> bool:
+        """Whether how many gradients and forward passes a client computes depends on what
+        is in its rows, and not only on their number. Where masks or noise hide what a
+        client sends, it does not say this number then.
+        """
+        return False
+
+    @property
     def probes(self) -> bool:
         """Whether all clients answer a probe before training, and unseen clients before
         they are served.

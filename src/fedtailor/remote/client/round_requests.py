@@ -126,6 +126,8 @@ class RoundHandler:
             self._sum_client = SecureSumClient(
                 federation.names[0], plan.sums, store.directory / SUMS, least_clients
             )
+        # Whether masks or noise hide what this client sends.
+        self._is_hidden = self._sum_client is not None or self._has_secret
         # The state that `init_unseen` returned, and its (round, phase). It is needed
         # for the next requests only, and not written to disk.
         self._newcomer: tuple[tuple[int, int], Any] = ((-1, -1), None)
@@ -154,8 +156,8 @@ class RoundHandler:
         try:
             return self._answer(request)
         except Refused as error:
-            is_hidden = self._sum_client is not None or self._has_secret
-            if is_hidden and error.code in (Refusal.DIVERGED, Refusal.SUM_RANGE):
+            is_too_large = error.code in (Refusal.DIVERGED, Refusal.SUM_RANGE)
+            if self._is_hidden and is_too_large:
                 with atomic_write(self._store.directory / TOO_LARGE) as temporary:
                     temporary.write_text(error.code, "utf-8")
             raise
@@ -194,7 +196,10 @@ class RoundHandler:
                 for name in hidden_kinds(answers.update):
                     hidden[name] = sent.pop(f"update/{name}")
         self._record(request, algorithm, answers, sum(it.size for it in sent.values()))
-        arrays = {WORK: np.asarray(answers.work, np.int64)}
+        work = np.asarray(answers.work, np.int64)
+        if algorithm.work_tells_of_rows and self._is_hidden:
+            work = np.zeros_like(work)
+        arrays = {WORK: work}
         if task == "client":
             # Save the state before answering: the coordinator may ask for it as soon as
             # it has accepted the answer.

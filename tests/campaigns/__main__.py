@@ -25,6 +25,7 @@ from campaigns.hostile_client import HostileClient
 from campaigns.hostile_coordinator import HostileCoordinator
 from campaigns.inputs import INPUTS, Inputs
 from campaigns.port import OpenPort
+from campaigns.small_tables import SmallTables
 from campaigns.sums import ChosenSums
 from campaigns.twins import Twins
 from campaigns.unsteady import Unsteady
@@ -45,6 +46,8 @@ FEDERATION = (
     "without_one",
     "other_pooled",
     "chosen_sums",
+    "small_tables",
+    "small_outcomes",
     "twin_trees",
     "twin_models",
     "doubled",
@@ -65,6 +68,8 @@ OF_ONE_SEED = {
     "chosen_models": 3,
     "chosen_descriptions": 3,
     "chosen_sums": 3,
+    "small_tables": 5,
+    "small_outcomes": 20,
     "twin_trees": 3,
     "client_process": 3,
     "open_port": 3,
@@ -106,6 +111,10 @@ class Tries:
         return ChosenSums()
 
     @cached_property
+    def tables(self) -> SmallTables:
+        return SmallTables(self._folder / "tables")
+
+    @cached_property
     def twins(self) -> Twins:
         return Twins(self._folder / "twins")
 
@@ -137,6 +146,8 @@ class Tries:
             "without_one": "choosing",
             "other_pooled": "choosing",
             "chosen_sums": "sums",
+            "small_tables": "tables",
+            "small_outcomes": "tables",
             "twin_trees": "twins",
             "twin_models": "twins",
             "client_process": "process",

@@ -17,10 +17,12 @@ from campaigns.inputs import INPUTS, Inputs
 from campaigns.marked import Secrets
 from campaigns.port import OpenPort
 from campaigns.small_run import start
+from campaigns.small_tables import SmallTables
 from campaigns.sums import ChosenSums
 from campaigns.twins import Twins
 from campaigns.unsteady import Unsteady
 from fedtailor.algorithms import FedALA
+from fedtailor.data.tables.sums import ColumnSums
 from fedtailor.remote.client.boosting import BoostingClient
 from fedtailor.remote.client.store import ClientStore
 from fedtailor.remote.sums import client as sum_client
@@ -200,6 +202,26 @@ def test_a_campaign_notices_sums_that_show_a_client(careless, seed, monkeypatch)
         monkeypatch.setattr(sum_client, "neighbours_of", lambda *arguments: ())
     with pytest.raises(AssertionError, match=r"% of|a sum over"):
         ChosenSums().chosen_sums(np.random.default_rng(seed))
+
+
+def test_nothing_follows_of_few_rows_of_small_tables(tmp_path):
+    tables = SmallTables(tmp_path / "t")
+    for number in range(5):
+        tables.small_tables(np.random.default_rng(number))
+    for number in range(40):
+        tables.small_outcomes(np.random.default_rng(number))
+    assert min(tables.answered[it] for it in ("chosen", "outcomes")) > 0
+
+
+def test_a_campaign_notices_counts_of_few_rows(tmp_path, monkeypatch):
+    """Each outcome is told as it is."""
+    of = ColumnSums.of
+    all_rows = staticmethod(lambda *arguments: of(*arguments, least=1))
+    monkeypatch.setattr(ColumnSums, "of", all_rows)
+    tables = SmallTables(tmp_path / "t")
+    with pytest.raises(AssertionError, match="rows of"):
+        for number in range(40):
+            tables.small_outcomes(np.random.default_rng(number))
 
 
 def test_what_leaves_a_client_is_searched_for_its_cells():

@@ -100,7 +100,7 @@ def projection(matrix):
     return rows.T @ rows
 
 
-def identified(numbers, table, columns):
+def identified(numbers, table, columns, most=MIN_ROWS - 1):
     """What follows from numbers: sets of fewer than five rows, of whose cells a combination
     is known. So a sum over few rows is found, and a product of two cells of one row.
 
@@ -108,6 +108,7 @@ def identified(numbers, table, columns):
         numbers: function of a table to all numbers that leave the client.
         table: column -> cells.
         columns: columns of numbers.
+        most: the largest sets of rows that are looked at.
     """
     cells = unknown_cells(table, columns)
     if not cells:
@@ -119,7 +120,7 @@ def identified(numbers, table, columns):
     for place, (name, row) in enumerate(cells):
         places[row, list(columns).index(name)] = place
     rows, found = np.flatnonzero((places >= 0).any(axis=1)), list[tuple[int, ...]]()
-    for size in range(1, MIN_ROWS):
+    for size in range(1, most + 1):
         sets = np.array(list(itertools.combinations(rows, size)))
         if not len(sets):
             continue

@@ -268,6 +268,59 @@ def test_no_row_of_a_few_whole_numbers_of_a_small_range_follows_from_the_sums(st
     assert was_unique
 
 
+def whole_numbers_of_small_ranges():
+    """Columns of which few other ones have the same sums, in a few rows or beside others."""
+    rng = np.random.default_rng(0)
+    yield from ([*range(1, 9)], [0] * 12 + [*range(1, 9)], [0] * 100 + [*range(1, 9)])
+    yield [0, 1, 4, 5, 5, 6, 7, 7, 9, 9, 10, 10, 10, 11, 11]
+    yield [4**power for power in range(10)]
+    for rows in (9, 15, 20, 30):
+        yield rng.poisson(5, rows)
+        yield rng.permutation(rows)
+        yield np.where(rng.random(rows) < 0.4, 0, rng.integers(1, 12, rows))
+
+
+@pytest.mark.parametrize("unit", [1, 0.1, 2.20462])
+def test_no_row_follows_from_the_sums_of_whole_numbers_of_a_small_range(unit):
+    """Before, 1 to 8 visits, one row each, were known from their number and squares: the
+    rule that there are eight such numbers or none leaves no others. Now each number that is
+    told is that of five rows, and a column that is told as it is tells the same.
+    """
+    for cells in whole_numbers_of_small_ranges():
+        column = pl.Series(np.asarray(cells, float) * unit)
+        told = shown(column, "number")
+        _, rows = np.unique(told.drop_nulls().to_numpy(), return_counts=True)
+        assert (rows >= MIN_ROWS).all(), (cells, told)
+        assert shown(told, "number").equals(told)
+
+
+def test_numbers_that_could_be_many_others_are_told_as_they_are():
+    rng = np.random.default_rng(0)
+    for cells in (
+        rng.normal(size=8),
+        rng.normal(27, 5, 20).round(1),
+        rng.integers(20, 95, 40) / 1,
+        rng.normal(60, 12, 200).round(),
+        rng.poisson(4, 1000) / 1,
+    ):
+        few = shown(pl.Series(cells), "number").to_numpy() != cells
+        assert few.mean() < 0.05
+
+
+@pytest.mark.parametrize("turned", [None, 0, 1, 2])
+def test_no_count_follows_from_three_answers_that_agree_in_few_rows(turned):
+    """Before, the products of each two of three answers counted the rows in which all are
+    the same (or would be, with one of them the other way round).
+    """
+    others = [it for it in np.ndindex(2, 2, 2) if 0 < sum(it) < 3]
+    for few, is_kept in ((0, True), (1, False), (4, False), (8, True)):
+        counts = [(it, 10 * (3 - sum(it)) + 7) for it in others]
+        columns = nested([*counts, ((1, 1, 1), few)])
+        if turned is not None:
+            columns[turned] = 1 - columns[turned]
+        assert all(kept_of(columns)) == is_kept
+
+
 @pytest.mark.parametrize("beside", [[0.0] * 50, [0.0] * 5 + [9.5] * 40, [None] * 30])
 @pytest.mark.parametrize(
     "rare", [[30, 31, 33, 34, 35], [100, 101, 102, 103, 104], [0.5, 3, 7, 11, 12, 15]]

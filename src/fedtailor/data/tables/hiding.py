@@ -9,6 +9,7 @@ Of columns together, sums of products say more: `multipliable` finds the columns
 products lead to no group of few rows.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -44,9 +45,17 @@ _FAR = 10
 """Rows are far from all others from this number of the others' standard deviations."""
 
 _RARE_NUMBERS = 8
-"""So many numbers that few rows share hide each other. Five whole numbers follow from count,
-mean and squares now and then, even among many frequent ones.
+"""So many numbers that few rows share can hide each other. Five whole numbers follow from
+count, mean and squares now and then, even among many frequent ones.
 """
+
+_ALTERNATIVES = 1e6
+"""Numbers that few rows share hide each other if there are so many columns of such numbers
+for each count, mean and squares.
+"""
+
+_UNIT = 1e-11
+"""Of the largest number: a smaller difference is rounding."""
 
 _MASKS = 3
 """For so many of the most frequent numbers of a column, and its ends, rows with another
@@ -86,8 +95,10 @@ def shown(values: pl.Series, kind: Kind, least: int = MIN_ROWS) -> pl.Series:
       yes or no; of numbers and dates those nearest to the mean, each once. (The mean
       itself would be a number with the count of the other cells in its digits.)
     * Numbers that fewer than `least` rows share become the nearest one that as many do, if
-      there are fewer than eight such numbers: they, and how many rows have each of them,
-      would follow from mean and squares. If there are no others, the column is empty.
+      there are too few such numbers, or too few others that they could be (whole numbers
+      of a small range): they, and how many rows have each of them, would follow from mean,
+      squares and histogram. For this all numbers are rounded to steps in which at least
+      half of the rows share one. If one alone is left of several, the column is empty.
     * Rows of a rare category become `RARE`, and if these are few, the most frequent
       category.
     * If a few rows are so far from all others that mean and squares are nearly theirs,
@@ -163,18 +174,82 @@ def _shown_numbers(values: pl.Series, least: int) -> pl.Series:
 
 
 def _without_rare(values: pl.Series, least: int) -> pl.Series:
-    """Numbers without a few that few rows share."""
+    """Numbers without those that few rows share, unless these hide each other."""
     numbers, rows = counts_of(values)
     is_shared = rows >= least
-    if not 0 < np.count_nonzero(~is_shared) < max(least, _RARE_NUMBERS):
+    if is_shared.all() or _hide_each_other(numbers, rows, least):
         return values
-    if not is_shared.any():
+    present = values.drop_nulls().to_numpy()
+    coarse = _coarse(present, least)
+    distinct, rows = np.unique(coarse, return_counts=True)
+    shared = distinct[rows >= least]
+    if len(shared) == 1 and coarse is not present:
         return values.clear(len(values))
-    shared = np.sort(numbers[is_shared])
-    others = pl.Series(numbers[~is_shared], dtype=values.dtype)
-    few = values.is_in(others.implode()).arg_true()
-    nearest = np.abs(values[few].to_numpy()[:, None] - shared).argmin(axis=1)
-    return values.clone().scatter(few, pl.Series(shared[nearest], dtype=values.dtype))
+    few = np.flatnonzero(~np.isin(coarse, shared))
+    coarse = coarse.copy()
+    coarse[few] = shared[np.abs(coarse[few][:, None] - shared).argmin(axis=1)]
+    places = values.is_not_null().arg_true()
+    return values.clone().scatter(places, pl.Series(coarse, dtype=values.dtype))
+
+
+def _coarse(numbers: NDArray[Any], least: int) -> NDArray[Any]:
+    """Numbers rounded to steps in which half of the rows share theirs with enough others.
+
+    The steps are of the unit of the numbers, from the one nearest to the mean.
+    """
+    unit = _unit_of(np.unique(numbers))
+    start = numbers[0] + np.rint((numbers.mean() - numbers[0]) / unit) * unit
+    units = np.rint((numbers - start) / unit)
+    step, coarse = 1, numbers
+    while True:
+        _, place, rows = np.unique(coarse, return_inverse=True, return_counts=True)
+        if 2 * np.count_nonzero(rows[place] >= least) >= len(numbers):
+            return coarse
+        step *= 2
+        coarse = start + np.rint(units / step) * step * unit
+
+
+def _hide_each_other(
+    numbers: NDArray[Any], rows: Int64[NDArray, " values"], least: int
+) -> bool:
+    """Whether many columns have the same sums, for numbers that few rows share.
+
+    Numbers are known to be multiples of a unit. Even if all about the order of the rows is
+    known but which number each of `least` rows has in their part of the range, there are
+
+        C(least L / n + least - 1, least) ** (n / least)
+
+    columns of n rows in a range of L units, with about n^2 L^3 sums and squares. The range is
+    twice that of the middle half, as a single number can be anywhere. Where rows share
+    numbers, there are fewer numbers than units, such as powers of two: among L numbers
+    about n^2 / 2 L pairs of rows share one.
+    """
+    rare, rows = numbers[rows < least], rows[rows < least]
+    count = int(rows.sum())
+    if len(rare) < max(least, _RARE_NUMBERS):
+        return False
+    low, high = np.quantile(np.repeat(rare, rows), [0.25, 0.75])
+    levels = 2 * float(high - low) / _unit_of(numbers)
+    if count > len(rare):
+        levels = min(levels, count**2 / (2 * (count - len(rare))))
+    levels = max(levels, 1.0)
+    each = least * levels / count
+    columns = math.lgamma(each + least) - math.lgamma(each) - math.lgamma(least + 1)
+    sums = 2 * math.log(count) + 3 * math.log(levels)
+    return columns * count / least >= sums + math.log(_ALTERNATIVES)
+
+
+def _unit_of(numbers: NDArray[Any]) -> float:
+    """The largest unit of which all differences of numbers are multiples."""
+    largest = float(np.abs(numbers).max())
+    steps = np.unique(np.diff(np.sort(numbers / largest)))
+    unit, span = float(steps[0]), float(steps.sum())
+    for step in steps.tolist():
+        while step > _UNIT:
+            unit, step = step, abs(math.remainder(unit, step))
+        if unit < 1e-6 * span:  # these are as good as any numbers
+            break
+    return unit * largest
 
 
 def _without_far(values: pl.Series, least: int) -> pl.Series:
@@ -281,7 +356,10 @@ def multipliable(
        rows. Masks are all rows; each category, yes, no, and the gaps of a column; the rows
        in which a number is there, or is not a frequent one; those off a line on which half
        of the rows lie, of two inputs (two numbers that are mostly the same); and what one
-       such group leaves of another that holds it, or two that do not meet leave of all.
+       such group leaves of another that holds it, or two that do not meet leave of all;
+    3. three groups, such as three columns of yes and no, agree in 1 to 4 rows, in which all
+       of them are or none is: these are counted by the products of each two; nor all but
+       one of them.
 
     What stands against it is taken out until nothing does. Which columns are kept depends
     on nothing but these cells, whatever becomes of them: two answers about the same columns
@@ -314,6 +392,9 @@ def _kept(columns: Sequence[_Column], places: Sequence[int]) -> list[int]:
     is_number = np.isin(owners, numbers) & ((x != 0) & (x != 1)).any(axis=0)
     on_lines, of_lines = _off_lines(x, owners, is_number)
     groups = [((place,), mask) for place in kept for mask in columns[place].of_groups]
+    for of_groups in _agreeing_in_few([*groups, *of_lines]):
+        if of_groups <= set(kept):
+            kept.remove(min(of_groups, key=lambda it: columns[it].least_rows))
     masks = [((), np.ones(rows, np.bool_))]
     masks += [((place,), mask) for place in kept for mask in columns[place].masks]
     masks += [*on_lines, *_differences([*groups, *of_lines])]
@@ -354,6 +435,27 @@ def _differences(groups: Sequence[_Mask]) -> list[_Mask]:
             if left.any():
                 found.append((tuple({*own, *others}), left))
     return found
+
+
+def _agreeing_in_few(groups: Sequence[_Mask]) -> list[set[int]]:
+    """The columns of each three groups that agree in 1 to 4 rows: all three are or none is,
+    or one is and the others are not, or the other way round.
+    """
+    if not groups:
+        return []
+    masks = np.array([mask for _, mask in groups], np.float64)
+    owners = [frozenset(own) for own, _ in groups]
+    together = masks @ masks.T
+    sizes, rows = together.diagonal(), masks.shape[1]
+    found = dict[frozenset[int], None]()  # in order
+    for i, own in enumerate(together):
+        of_two = own[:, None] + own
+        same = rows - sizes[i] - sizes[:, None] - sizes + of_two + together
+        apart = sizes[i] - of_two + together
+        is_few = ((same > 0) & (same < MIN_ROWS)) | ((apart > 0) & (apart < MIN_ROWS))
+        for j, k in np.argwhere(np.triu(is_few, 1)):
+            found[owners[i] | owners[j] | owners[k]] = None
+    return [set(it) for it in found]
 
 
 def _off_lines(
@@ -406,7 +508,7 @@ def _without_most_work(columns: Sequence[_Column], places: list[int]) -> list[in
     while places:
         inputs = sum(columns[it].inputs.shape[1] for it in places)
         masks = sum(counts[it] for it in places)
-        if len(columns[0].groups) * inputs**2 * masks <= _MOST_WORK:
+        if max(len(columns[0].groups), masks) * inputs**2 * masks <= _MOST_WORK:
             break
         places.remove(max(places, key=lambda it: counts[it]))
     return places

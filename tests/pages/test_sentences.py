@@ -39,8 +39,9 @@ TESTED = {
             "test_private_steps_are_counted_and_epsilon_is_dp_accountings",
         ),
         "| fewer bytes |": ("test_the_ledger_counts_what_travels",),
-        "found one leak, which is mended": (
-            "test_a_campaign_notices_work_that_depends_on_numbers",
+        "found two leaks, which are mended": (
+            "test_no_row_follows_from_the_sums_of_whole_numbers_of_a_small_range",
+            "test_no_count_follows_from_three_answers_that_agree_in_few_rows",
         ),
         "prints this table": (
             "test_the_table_in_the_documentation_is_the_one_that_is_printed",
@@ -308,7 +309,7 @@ EXPLAINS = {
         "what each measure protects against",
         "The promises on this page are attacked again",
         "The last attack tried",
-        "The attacks before found",
+        "The attacks before, of",
         "can be learnt: from models",
         "Use noise where",
         "By role",

@@ -4,6 +4,7 @@ follows from all numbers that leave together.
 """
 
 import json
+import logging
 from collections import Counter
 from itertools import combinations, product
 from pathlib import Path
@@ -91,7 +92,9 @@ class SmallTables:
             one = times[rng.integers(rows)]
             grid = np.r_[grid[:2], one - 1e-6, one + 1e-6]
         grid = np.unique(grid[grid > 0])
-        schema = _schema({"age": "number"}, event="died", intervals=tuple(grid.tolist()))
+        schema = _schema(
+            {"age": "number"}, event="died", intervals=tuple(grid.tolist())
+        )
         y = np.stack([times, events], axis=1)
         frame = pl.DataFrame({"age": rng.normal(size=rows)})
         target = ClientTable(schema, self._folder, frame, y).statistics(np.arange(rows))
@@ -105,7 +108,9 @@ class SmallTables:
         for count in (*counts, told.rare, told.missing, hidden):
             assert count == 0 or count >= MIN_ROWS, f"{count} rows of {true}"
         # Of each outcome of few rows there may be none.
-        assert all(c == 0 for c, t in zip(counts, true, strict=True) if 0 < t < MIN_ROWS)
+        assert all(
+            c == 0 for c, t in zip(counts, true, strict=True) if 0 < t < MIN_ROWS
+        )
 
     def stop(self) -> None:
         """Nothing is kept."""
@@ -132,7 +137,7 @@ class SmallTables:
         found = _client_table(schema, table)
         train = np.arange(len(found.y))
         made = Describer(
-            schema, found, train, self._folder, self._account, lambda line: None
+            schema, found, train, self._folder, self._account, logging.getLogger()
         )
         answer = [
             json.loads(found.statistics(train).to_json()),

@@ -54,6 +54,11 @@ _ALTERNATIVES = 1e6
 for each count, mean and squares.
 """
 
+_MANY_ROWS = 1000
+"""So many rows with rare numbers, which have a quarter as many numbers or more, always have
+as many columns beside them.
+"""
+
 _UNIT = 1e-11
 """Of the largest number: a smaller difference is rounding."""
 
@@ -228,6 +233,8 @@ def _hide_each_other(
     count = int(rows.sum())
     if len(rare) < max(least, _RARE_NUMBERS):
         return False
+    if count >= _MANY_ROWS:
+        return True
     low, high = np.quantile(np.repeat(rare, rows), [0.25, 0.75])
     levels = 2 * float(high - low) / _unit_of(numbers)
     if count > len(rare):

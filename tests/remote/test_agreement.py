@@ -116,7 +116,7 @@ def test_the_least_variance_is_that_of_equal_rows_elsewhere(own_rows, other, oth
     """Equal rows elsewhere have no variance of their own, so that the pooled one is the
     least that this client and a pooled mean allow.
     """
-    own = ColumnSums.of(pl.Series(own_rows), "number")
+    own = ColumnSums.of(pl.Series(own_rows), "number", least=1)
     least = own + ColumnSums.of(pl.Series([other] * others), "number")
     assume(least.squares > 1e-6)
     of_number(least, own)

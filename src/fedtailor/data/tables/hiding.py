@@ -59,6 +59,9 @@ _MANY_ROWS = 1000
 as many columns beside them.
 """
 
+_FINE = 1e-3
+"""Of the standard deviation: with a smaller unit numbers are as good as any."""
+
 _UNIT = 1e-11
 """Of the largest number: a smaller difference is rounding."""
 
@@ -200,10 +203,14 @@ def _without_rare(values: pl.Series, least: int) -> pl.Series:
 def _coarse(numbers: NDArray[Any], least: int) -> NDArray[Any]:
     """Numbers rounded to steps in which half of the rows share theirs with enough others.
 
-    The steps are of the unit of the numbers, from the one nearest to the mean.
+    The steps are of the unit of the numbers, from the one nearest to the mean; or, if it is
+    so small that a number would be in their digits, from the mean itself.
     """
-    unit = _unit_of(np.unique(numbers))
-    start = numbers[0] + np.rint((numbers.mean() - numbers[0]) / unit) * unit
+    unit, start = _unit_of(np.unique(numbers)), float(numbers.mean())
+    if unit < _FINE * numbers.std():
+        unit = float(numbers.std()) / 64
+    else:
+        start = numbers[0] + np.rint((start - numbers[0]) / unit) * unit
     units = np.rint((numbers - start) / unit)
     step, coarse = 1, numbers
     while True:

@@ -34,7 +34,8 @@ def in_words(gain: Interval) -> str:
 
 @dataclass(frozen=True)
 class Candidate:
-    """Something that could be used: a method, or a baseline that needs no pooled data.
+    """Something that could be used: a method, or what is trained beside methods, needs no
+    pooled rows and keeps its models.
 
     Attributes:
         label: its name.
@@ -42,14 +43,12 @@ class Candidate:
         text: the mean as it is shown.
         gain: gain over the recommended method with its interval, stored values; None
             for the recommended one.
-        is_method: whether it is a method, no baseline.
     """
 
     label: str
     mean: float
     text: str
     gain: Interval | None
-    is_method: bool = True
 
 
 @dataclass(frozen=True)
@@ -109,8 +108,7 @@ class Verdict:
         subject: what was measured, one line.
         client_column: the column that names the clients.
         nouns: what a client is called.
-        answer: which method to use, one sentence; before it, a baseline that is ahead of
-            all methods.
+        answer: which method to use, one sentence.
         evidence: why, and whether sharing helps on average: at most three sentences.
         candidates: what could be used, best first.
         candidates_unit: of the metric of their means.

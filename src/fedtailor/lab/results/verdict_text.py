@@ -212,7 +212,7 @@ def candidates_of(tests: Tests, chosen: str) -> list[Candidate]:
     found = []
     for label in sorted(tests.methods, key=tests.mean, reverse=True):
         gain = None if label == chosen else tests.gain(label, chosen)
-        found.append(Candidate(label, tests.shown(label), tests.text(label), gain))
+        found.append(Candidate(label, tests.value(label), gain))
     return found
 
 
@@ -269,9 +269,10 @@ def summary_of(
     shown = [client for client in judged if client.word != NO_DIFFERENCE_SHOWN]
     corrected = sum(client.p_holm < ALPHA for client in shown)
     if corrected < len(shown):
+        remain = "remains" if corrected == 1 else "remain"
         text += (
-            f" (of the {len(shown)} differences, {corrected} remain after correction for"
-            f" {len(judged)} tests)"
+            f" ({corrected} of the {len(shown)} differences {remain} after correction"
+            f" for {len(judged)} tests)"
         )
     return f"{text}."
 

@@ -34,20 +34,19 @@ def in_words(gain: Interval) -> str:
 
 @dataclass(frozen=True)
 class Candidate:
-    """Something that could be used: a method, or a baseline that needs no pooled data.
+    """Something that could be used: a method, or what is trained beside methods, needs no
+    pooled rows and keeps its models.
 
     Attributes:
         label: its name.
         mean: its mean on test rows over clients and seeds, in the unit of the metric.
         gain: gain over the recommended method with its interval, in the same unit; None
             for the recommended one.
-        is_method: whether it is a method, no baseline.
     """
 
     label: str
     mean: float
     gain: Interval | None
-    is_method: bool = True
 
 
 @dataclass(frozen=True)
@@ -107,8 +106,7 @@ class Verdict:
         subject: what was measured, one line.
         client_column: the column that names the clients.
         nouns: what a client is called.
-        answer: which method to use, one sentence; before it, a baseline that is ahead of
-            all methods.
+        answer: which method to use, one sentence.
         evidence: why, and whether sharing helps on average: at most three sentences.
         candidates: what could be used, best first.
         candidates_unit: of the metric of their means.

@@ -63,14 +63,14 @@ CELLS = {
     "40 to 400 rows, near a tie": Population(
         (40, 60, 80, 120, 160, 200, 300, 400), spread=0.35
     ),
-    "150 rows, luck": Population((150,) * 8, spread=0.3, luck=0.3),
-    "150 rows, luck in common": Population(
+    "150 rows, training noise": Population((150,) * 8, spread=0.3, luck=0.3),
+    "150 rows, training noise in common": Population(
         (150,) * 8, spread=0.3, luck=0.3, common=0.5
     ),
-    "150 rows, one split, luck": Population(
+    "150 rows, one split, training noise": Population(
         (150,) * 8, spread=0.3, luck=0.3, anew=False
     ),
-    "150 rows, one split, luck in common": Population(
+    "150 rows, one split, training noise in common": Population(
         (150,) * 8, spread=0.3, luck=0.3, common=0.5, anew=False
     ),
     "150 rows, one split, one seed": Population(
@@ -79,11 +79,11 @@ CELLS = {
     "40 rows, one split, one seed": Population(
         (40,) * 8, spread=0.55, anew=False, seeds=1
     ),
-    "50 rows, nothing but luck": Population((50,) * 50, luck=0.3, alike=True),
-    "50 rows, one split, nothing but luck": Population(
+    "50 rows, nothing but training noise": Population((50,) * 50, luck=0.3, alike=True),
+    "50 rows, one split, nothing but training noise": Population(
         (50,) * 50, luck=0.3, alike=True, anew=False
     ),
-    "50 rows, nothing but luck, in common": Population(
+    "50 rows, nothing but training noise, in common": Population(
         (50,) * 50, luck=0.3, alike=True, common=0.5
     ),
 }

@@ -67,13 +67,15 @@ POPULATIONS = {
     "5 clients of 500 rows": Population(((5, 500),)),
     "500 clients of 20 rows": Population(((500, 20),)),
     "18 clients of 5 to 400 rows": Population(((5, 5), (5, 20), (5, 100), (3, 400))),
-    "20 clients of 50 rows, luck": Population(((20, 50),), 0.3, 0.3),
-    "20 clients of 50 rows, luck half in common": Population(
+    "20 clients of 50 rows, training noise": Population(((20, 50),), 0.3, 0.3),
+    "20 clients of 50 rows, training noise, half of it common": Population(
         ((20, 50),), 0.3, 0.3, 0.5
     ),
-    "20 clients of 50 rows, luck in common": Population(((20, 50),), 0.3, 0.3, 1.0),
+    "20 clients of 50 rows, training noise in common": Population(
+        ((20, 50),), 0.3, 0.3, 1.0
+    ),
     "10 new clients of 50 rows": Population(((10, 50),), anew=True),
-    "60 new clients of 20 rows, luck in common": Population(
+    "60 new clients of 20 rows, training noise in common": Population(
         ((60, 20),), 0.5, 0.2, 1.0, anew=True
     ),
 }

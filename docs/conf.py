@@ -11,7 +11,7 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "src"), str(HERE.parent / "tests")]
 
 import fedtailor  # noqa: E402
-from generators import notebooks, pages, repository_links  # noqa: E402
+from generators import highlight, notebooks, pages, repository_links  # noqa: E402
 
 project = "fedtailor"
 author = "The fedtailor authors"
@@ -51,10 +51,12 @@ autodoc_preserve_defaults = True
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_rtype = False
+napoleon_use_ivar = True  # a line for each attribute, not four
 nitpicky = False
 
 
 def setup(app):
+    app.add_lexer("sh", highlight.Commands)
     pages.write(HERE / "generated")
     app.connect("source-read", repository_links.rewrite)
     app.connect("source-read", notebooks.add_link)

@@ -1,14 +1,19 @@
 """Pages as notebooks: their text, and as cells the code that the tests execute.
 
-The files are JSON, written here, so that the site needs no further package. A notebook
-has no outputs: what a page says that its code prints stands below the cell as text.
+The build executes those that take seconds, and all where the environment has
+`NOTEBOOKS=all`. The others have no outputs of their own: what the page says that a cell
+prints follows it as text.
 """
 
 import ast
 import hashlib
 import json
+import os
 import re
+import sys
+import tempfile
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = (
@@ -21,6 +26,8 @@ NOTEBOOKS = (
     "networks",
 )
 """The pages that can be downloaded as notebooks."""
+QUICK = ("partition-data",)
+"""Those that the build executes: they take some ten seconds of processor time."""
 WITH_COMMANDS = ("tutorial", "first-experiment")
 """Those that make the files which their commands read, so that these are cells, too."""
 INSTALL = """\
@@ -35,11 +42,51 @@ _COMMANDS = re.compile(r"fedtailor (?:diagnose|compare|report|finalize) ")
 
 
 def write(folder: Path) -> None:
-    """Writes all notebooks into a folder."""
+    """Writes all notebooks into a folder, and executes those whose cells are new."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in NOTEBOOKS:
-        text = json.dumps(notebook(name), indent=1, ensure_ascii=False) + "\n"
-        (folder / f"{name}.ipynb").write_text(text, encoding="utf-8")
+        file = folder / f"{name}.ipynb"
+        made = notebook(name)
+        if name in QUICK or os.environ.get("NOTEBOOKS") == "all":
+            if file.exists() and _is_executed(json.loads(file.read_text()), made):
+                continue
+            made = executed(made)
+        text = json.dumps(made, indent=1, ensure_ascii=False) + "\n"
+        file.write_text(text, encoding="utf-8")
+
+
+def executed(made: dict[str, Any]) -> dict[str, Any]:
+    """A notebook with the outputs of its cells, but for the one that installs.
+
+    Its kernel runs in an empty directory.
+
+    Raises:
+        nbclient.exceptions.CellExecutionError: a cell fails.
+    """
+    import nbclient
+    import nbformat
+
+    with tempfile.TemporaryDirectory() as directory:
+        client = nbclient.NotebookClient(
+            nbformat.reads(json.dumps(made), as_version=4),
+            timeout=600,
+            record_timing=False,
+            resources={"metadata": {"path": directory}},
+        )
+        # Sockets in that directory: no other user of the machine can connect.
+        manager = client.create_kernel_manager()
+        manager.transport, manager.ip = "ipc", f"{directory}/kernel"
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        found = client.execute(env={**os.environ, "PATH": path})
+    return json.loads(nbformat.writes(found))
+
+
+def _is_executed(file: dict[str, Any], made: dict[str, Any]) -> bool:
+    """Whether a stored notebook has these cells, with outputs."""
+    cells = [(it["id"], it["source"]) for it in file["cells"]]
+    return cells == [(it["id"], it["source"]) for it in made["cells"]] and any(
+        it.get("outputs") for it in file["cells"]
+    )
 
 
 def link(name: str, text: str) -> str:
@@ -64,9 +111,9 @@ def add_link(app, page: str, source: list[str]) -> None:
     source[0] = link(page, source[0])
 
 
-def notebook(name: str) -> dict:
+def notebook(name: str) -> dict[str, Any]:
     """A page as a notebook of the format 4.5."""
-    cells = [_code(INSTALL)]
+    cells = [_code(INSTALL, tags=["skip-execution"])]
     if name == "tutorial":
         cells += [_text("The table of this tutorial is made up:"), _code(_made_table())]
     page = (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
@@ -89,7 +136,7 @@ def notebook(name: str) -> dict:
     }
 
 
-def _cells_of(name: str, block: re.Match[str], before: str) -> list[dict]:
+def _cells_of(name: str, block: re.Match[str], before: str) -> list[dict[str, Any]]:
     """The cells of a block of code: files are written, Python and commands run, and all
     else is text.
     """
@@ -122,17 +169,17 @@ def _made_table() -> str:
     return "\n\n".join([*parts, 'made_table().write_csv("hospitals.csv")'])
 
 
-def _code(text: str) -> dict:
+def _code(text: str, **metadata: Any) -> dict[str, Any]:
     return {
         "cell_type": "code",
         "execution_count": None,
-        "metadata": {},
+        "metadata": metadata,
         "outputs": [],
         "source": text.splitlines(keepends=True),
     }
 
 
-def _text(text: str) -> dict:
+def _text(text: str) -> dict[str, Any]:
     """Text; links and pictures between pages mean nothing outside the site."""
     plain = _LINK.sub(r"\1", _PICTURE.sub("", text)).strip()
     return {

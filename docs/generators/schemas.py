@@ -225,7 +225,9 @@ class Report(Record):
     decision: dict[str, dict[str, Any]] = Field(
         description=(
             "scenario -> the decision: sentences, winner, gains of each client with"
-            " intervals"
+            " intervals; values and gains are in the unit of the metric, so that"
+            " accuracies and areas are shares from 0 to 1 (0.01 is one point), and"
+            " errors have the unit of the target"
         )
     )
 

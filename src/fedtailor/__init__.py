@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from fedtailor.engine.runs import run as run
     from fedtailor.engine.storage import PersonalModel as PersonalModel
     from fedtailor.engine.storage import load_models as load_models
+    from fedtailor.engine.training import AsynchronousServer as AsynchronousServer
     from fedtailor.engine.training import EarlyStopping as EarlyStopping
-    from fedtailor.engine.training import LateClients as LateClients
     from fedtailor.engine.training import Participation as Participation
     from fedtailor.engine.training import Privacy as Privacy
     from fedtailor.lab import scenarios as scenarios
@@ -58,7 +58,7 @@ _HOMES = {
     "Diverged": "fedtailor.protocol",
     "EarlyStopping": "fedtailor.engine.training",
     "Federation": "fedtailor.data.federation",
-    "LateClients": "fedtailor.engine.training",
+    "AsynchronousServer": "fedtailor.engine.training",
     "Participation": "fedtailor.engine.training",
     "Privacy": "fedtailor.engine.training",
     "Run": "fedtailor.engine.runs",

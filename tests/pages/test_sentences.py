@@ -246,7 +246,7 @@ EXPLAINS = {
         "All clients learn the sums and the",
         "sums of products of any two inputs are sent as well",
         "how many rows have two categories at once",
-        "A column of more than 200 categories",
+        "Columns of more than 200 categories",
         "it sends two numbers for each split",
         "The histograms of times and",
         "The sums show, over all clients together",

@@ -521,6 +521,39 @@ def test_a_notebook_holds_the_code_that_the_tests_of_its_page_run(name):
     assert linked.replace(linked.split("\n\n")[2] + "\n\n", "", 1) == page
 
 
+def test_a_notebook_is_executed_again_when_its_cells_have_changed(
+    tmp_path, monkeypatch
+):
+    text, calls = ["print(1)"], []
+
+    def made(name):
+        cells = [notebooks._code(notebooks.INSTALL, tags=["skip-execution"])]
+        cells.append(notebooks._code(text[0]))
+        for number, cell in enumerate(cells):
+            cell["id"] = str(number)
+        return {"cells": cells}
+
+    def executed(notebook):
+        calls.append("".join(notebook["cells"][1]["source"]))
+        notebook["cells"][1]["outputs"] = [{"text": "1"}]
+        return notebook
+
+    monkeypatch.setattr(notebooks, "notebook", made)
+    monkeypatch.setattr(notebooks, "executed", executed)
+    for _ in range(2):
+        notebooks.write(tmp_path)
+    assert calls == ["print(1)"] * len(notebooks.QUICK)
+    text[0] = "print(2)"
+    notebooks.write(tmp_path)
+    assert calls[-1] == "print(2)"
+    stored = json.loads((tmp_path / f"{notebooks.QUICK[0]}.ipynb").read_text())
+    assert stored["cells"][1]["outputs"] == [{"text": "1"}]
+    monkeypatch.setenv("NOTEBOOKS", "all")
+    calls.clear()
+    notebooks.write(tmp_path)
+    assert len(calls) == len(notebooks.NOTEBOOKS) - len(notebooks.QUICK)
+
+
 def test_the_notebook_of_the_tutorial_makes_its_table(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     cells = notebooks.notebook("tutorial")["cells"]

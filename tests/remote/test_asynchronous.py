@@ -25,7 +25,7 @@ from fedtailor.remote.wire.messages import decode_reply, decode_request
 from fedtailor.remote.wire.transport import LoopbackTransport, TooFewClients
 from remote.jobs import NAMES, Clients
 
-LATE = "late = { buffer = %d }"
+LATE = "asynchronous = { buffer = %d }"
 SLOW = {"a": 7, "b": 1, "c": 3, "d": 2}
 """How many polls each client takes for a round."""
 
@@ -378,9 +378,7 @@ def test_a_model_that_diverges_ends_the_training(tmp_path):
     ],
 )
 def test_what_late_clients_exclude_is_told_with_its_line(settings, message, tmp_path):
-    table = (
-        f"late = {{ buffer = {settings.get('buffer', 2)}{settings.get('more', '')} }}"
-    )
+    table = f"asynchronous = {{ buffer = {settings.get('buffer', 2)}{settings.get('more', '')} }}"
     rest = f"{table}\n{settings.get('rest', '')}"
     with pytest.raises(ValueError, match=message) as refused:
         Clients(tmp_path / "wards", method=settings.get("method", "fedavg"), rest=rest)
@@ -399,7 +397,9 @@ def test_a_record_that_does_not_fit_the_job_is_told(tmp_path):
     with pytest.raises(ValueError, match="no client has that name"):
         replayed(clients, 3, NAMES[:2])
     waits = Clients(tmp_path / "waits", 3, method="fedavg")
-    with pytest.raises(ValueError, match="a server that does not wait: set late"):
+    with pytest.raises(
+        ValueError, match="a server that does not wait: set asynchronous"
+    ):
         waits.simulated(NAMES, 3, replay=clients.directory / "run")
 
 

@@ -115,7 +115,9 @@ def test_processes_with_a_buffer_of_all_are_a_server_that_waits(tmp_path):
     directory = tmp_path / "digits"
     files = demo.prepare(directory, METHODS["fedavg"])
     waits = demo.simulate_demo(directory, files)
-    add_to_job(directory, f"late = {{ buffer = {len(demo.NAMES)} }}", demo.ROUNDS)
+    add_to_job(
+        directory, f"asynchronous = {{ buffer = {len(demo.NAMES)} }}", demo.ROUNDS
+    )
     demo.deploy(directory, files, killed=None)
     assert_same_models(directory, waits)
     answers = pl.read_parquet(directory / "run" / ANSWERS)
@@ -131,7 +133,7 @@ def test_processes_that_are_late_give_the_models_of_a_simulation_in_their_order(
     directory = tmp_path / "digits"
     files = demo.prepare(directory, METHODS["fedavg"])
     # One that is halted while it measures its model is waited for until the deadline.
-    add_to_job(directory, "late = { buffer = 2 }", rounds=30, deadline=30)
+    add_to_job(directory, "asynchronous = { buffer = 2 }", rounds=30, deadline=30)
     slow, killed = demo.NAMES[:2]
     serve = ["serve", str(directory), "--listen", "127.0.0.1"]
     with (

@@ -872,6 +872,35 @@ def test_a_client_keeps_no_cookies_and_is_led_nowhere(wards):
         assert len(hostile.heads) == 3 and b"cookie" not in b"".join(hostile.heads)
 
 
+def test_a_client_that_ends_while_it_connects_leaves_no_socket_open(wards, monkeypatch):
+    sockets, is_connecting, may_go_on = [], threading.Event(), threading.Event()
+    real = ssl.SSLContext.wrap_socket
+
+    def slow(*args, **options):
+        made = real(*args, **options)
+        sockets.append(made)
+        if made is sockets[0]:
+            is_connecting.set()
+            may_go_on.wait(20)
+        return made
+
+    connection = wards.connection()
+    monkeypatch.setattr(ssl.SSLContext, "wrap_socket", slow)
+
+    def wait():
+        with contextlib.suppress(Disconnected):
+            connection.next("-")
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    assert is_connecting.wait(20)
+    connection.close()
+    may_go_on.set()
+    thread.join(20)
+    assert not thread.is_alive()
+    assert [socket.fileno() for socket in sockets] == [-1] * len(sockets)
+
+
 def test_a_client_that_works_fetches_no_messages_without_end(wards):
     def answer(number):
         head = f"HTTP/1.1 200 OK\r\nmessage: {number:032x}\r\ncontent-length: 1"

@@ -120,9 +120,7 @@ def test_secrets_are_their_owners_only_whatever_the_umask(tmp_path):
 
 def test_nothing_is_overwritten(tmp_path):
     write_new(tmp_path / "key", b"first", secret=True)
-    with pytest.raises(
-        ValueError, match="is there already, and nothing is overwritten"
-    ):
+    with pytest.raises(ValueError, match="already exists, and nothing is overwritten"):
         write_new(tmp_path / "key", b"second", secret=True)
     assert (tmp_path / "key").read_bytes() == b"first"
     with pytest.raises(

@@ -33,7 +33,7 @@ class Abrupt(Connection):
     """A connection of a process that is killed, which takes no leave."""
 
     def close(self):
-        self._client.close()
+        self._close()
 
 
 class Machines:

@@ -140,10 +140,10 @@ def test_other_rows_are_told_at_both_sides(clients):
     greet(clients, first, origins, lines)
     fewer = Process(clients, "c", rows=30)
     assert len(fewer.lines) == 1
-    assert fewer.lines[0].startswith("the rows are others than this client had in this")
+    assert fewer.lines[0].startswith("the rows differ from those that this client had")
     greet(clients, first | {"c": fewer}, origins, lines)
     assert lines == [
-        "client c: its rows are others than before; it keeps the weight that was"
+        "client c: its rows differ from before; it keeps the weight that was"
         " agreed at the start"
     ]
 

@@ -155,7 +155,7 @@ def module_of(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, path)
     require(
         path.is_file() and spec is not None,
-        f"there is no file {path}; name the file and what stands in it: FILE.py:NAME",
+        f"there is no file {path}; name the file and an object in it: FILE.py:NAME",
     )
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -56,14 +56,14 @@ class TableComparisonOptions(TableOptions):
     algorithms: tuple[str, ...] = DEFAULT_METHODS
     """The methods to compare."""
     baselines: tuple[str, ...] = default_baselines()
-    """What to train beside the methods, on the same rows: boosted trees and linear models of
+    """What to train in addition to the methods, on the same rows: boosted trees and linear models of
     each client alone, personal trees (shared ones, then own), for numbers a mixed model,
     all of which can be chosen; trees and linear models of all rows together, which need
     pooled rows; and for times to an event Cox's model. On request trees-federated, which
     can be boosted over machines. Nothing after the option: none of them."""
     model: str = "linear"
     """What is trained: linear; mlp, a small network (its width: --hidden); auto, which
-    chooses one of both for each method, on validation data; or as for `fedtailor run`,
+    chooses one of the two for each method, on validation data; or as for `fedtailor run`,
     mlp:hidden=64 or net.py:Net."""
     hidden: int | None = None
     """The width of the hidden layer of mlp and auto (default: 32)."""

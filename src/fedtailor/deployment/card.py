@@ -540,8 +540,8 @@ def _report_rounds(run: OpenedRun, client: str, rounds: int) -> list[int]:
         taken = zip(record.step, record.client, strict=True)
         return [number for number, row in taken if clients.names[row] == client]
     spec = run.spec
-    if spec.late is not None:
-        arrivals = Arrivals(spec.late, spec.participation, clients, spec.seed)
+    if spec.asynchronous is not None:
+        arrivals = Arrivals(spec.asynchronous, spec.participation, clients, spec.seed)
         return [number for number in range(rounds) if row in arrivals.next_step()[0]]
     return [
         number

@@ -418,7 +418,7 @@ class OpenedRun(Run):
 
     @cached_property
     def validation_rows(self) -> pl.DataFrame | None:
-        """The final outcome of each validation row (`row_outcomes`), as `test_rows`.
+        """The final outcome of each validation row (`row_outcomes`), like `test_rows`.
 
         Raises:
             Damaged: a file of the run is damaged.

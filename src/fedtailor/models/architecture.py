@@ -202,7 +202,7 @@ class Architecture(ABC):
         )
 
     def in_precision(self, dtype: DType | Precision) -> "Architecture":
-        """This network for models of another precision than float32.
+        """This network for models of a precision other than float32.
 
         Example:
             >>> half = ft.models.logistic().in_precision("bfloat16")

@@ -65,7 +65,7 @@ class EquinoxModule(Architecture):
             if key:
                 needed += ", *, key=None"
             raise ValueError(
-                f"{type(network).__name__} is to be called on one example as"
+                f"{type(network).__name__} must be callable on one example as"
                 f" __call__(self, {needed}), and takes other arguments ({error}): wrap it"
                 " in a module that is called so"
             ) from None

@@ -199,7 +199,7 @@ def _wrapped(
         raise ConfigError(
             place,
             f"{', '.join(keys)}: a network has frozen arrays (frozen = a part) or"
-            " adapters (lora = a rank); name one of both",
+            " adapters (lora = a rank); name one of the two",
         )
     (kind,) = kinds
     digest = values.pop("start_digest", None)

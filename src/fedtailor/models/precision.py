@@ -59,7 +59,7 @@ class Precision:
 
     @property
     def is_mixed(self) -> bool:
-        """Whether networks compute in another type than sums are taken in."""
+        """Whether networks compute in a type other than that of sums."""
         return self.compute != self.sums
 
 

@@ -13,7 +13,7 @@ from fedtailor.protocol.plain import ConfigError, KeyPath
 QUICK = "quick"
 
 MOST_DEPTH = 50
-"""The most tables and lists in one another in a file."""
+"""The deepest nesting of tables and lists in a file."""
 
 _PART = r"""(?:"[^"]*"|'[^']*'|[A-Za-z0-9_-]+)"""
 _KEYS = rf"{_PART}(?:\s*\.\s*{_PART})*"
@@ -174,7 +174,7 @@ def _split_keys(keys: str) -> KeyPath:
 
 
 def _depth(content: Any) -> int:
-    """How many tables and lists are in one another."""
+    """How deeply tables and lists are nested."""
     depth, level = 0, [content]
     while level:
         depth += 1

@@ -158,7 +158,7 @@ def _contains(annotation: Any, item: Any) -> bool:
 def _add_checks(cls: Any, annotations: dict[str, Any]) -> None:
     """Add checks to `__post_init__`.
 
-    Values of another kind than their fields' are refused. Integers in float fields are
+    Values of a kind other than their fields' are refused. Integers in float fields are
     converted, so that `SGD(lr=1)` and `SGD(lr=1.0)` are the same program, and NaN and
     infinity are refused.
     """

@@ -263,7 +263,7 @@ def check_client_count(job: Job, clients: int) -> None:
     required = {
         "minimum": job.minimum,
         "participation": job.spec.participation.count or 0,
-        "buffer": 0 if job.spec.late is None else job.spec.late.buffer,
+        "buffer": 0 if job.spec.asynchronous is None else job.spec.asynchronous.buffer,
     }
     for name, count in required.items():
         require(

@@ -56,7 +56,7 @@ def serve(
         directory: the federation's directory, as `fedtailor federation init` makes it. The
             run is kept in its subdirectory `run`.
         listen: address to listen on; all of this machine's by default.
-        resume: continue the run that is there.
+        resume: continue the existing run.
         wait: seconds to wait for the clients.
         patience: how many seconds to retry a round that too few clients answer.
         most_rows: a client that says that it has more rows is left out.
@@ -68,7 +68,7 @@ def serve(
         callbacks: follow the run, and may stop it, as in a simulation.
         handle: says what the coordinator does, and stops it, from another thread.
         log: the log; by default one on the standard error.
-        tell: called with lines about who is there.
+        tell: called with lines about who has connected.
 
     Returns:
         The run, whose personal models the clients keep.
@@ -133,10 +133,10 @@ def serve(
 
 
 def check_run(directory: Path, *, resume: bool) -> None:
-    """Check that there is a run to go on with if one is to be, and none otherwise.
+    """Check that there is a run to continue if `resume`, and none otherwise.
 
     Raises:
-        ValueError: there is not, or there is one.
+        ValueError: a run exists and is not to be continued, or there is none.
     """
     has_run = (directory / RUN_DIRECTORY / MANIFEST).exists()
     require(

@@ -57,7 +57,7 @@ def simulate_job(
         require(
             (replay / ANSWERS).is_file(),
             f"{replay} has no {ANSWERS}; name the directory of a finished run of machines"
-            " whose job has late",
+            " whose job has asynchronous",
         )
         record = read_answers(replay / ANSWERS, executor.seen.names)
         require(

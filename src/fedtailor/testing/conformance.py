@@ -23,7 +23,7 @@ from fedtailor.data.federation import Federation
 from fedtailor.engine.executors import DeviceExecutor
 from fedtailor.engine.runs import run
 from fedtailor.engine.storage.run_files import LEDGER, METRICS
-from fedtailor.engine.training import LateClients, Participation, Training
+from fedtailor.engine.training import AsynchronousServer, Participation, Training
 from fedtailor.engine.training.personal import personal_models
 from fedtailor.models import Classification, Model, cross_entropy
 from fedtailor.protocol import SGD, Algorithm, Exchange, RefusedStatistics, drive
@@ -457,8 +457,10 @@ def check_late(
         def run_training(rounds: int, **options: Any) -> Training[DeviceExecutor]:
             return train(algorithm, federation(), make_model(), rounds, **options)
 
-        together = LateClients(buffer=3)
-        late = begun(algorithm, make_model, participation=SAMPLED, late=together)
+        together = AsynchronousServer(buffer=3)
+        late = begun(
+            algorithm, make_model, participation=SAMPLED, asynchronous=together
+        )
         if isinstance(late, str):
             return late
         for _ in range(3):
@@ -468,7 +470,8 @@ def check_late(
 
         clock = Wireless(rho=1, t_min=1, mean_delay=1)
         training = run_training(
-            0, late=LateClients(buffer=3, clock=clock, slowness="samples")
+            0,
+            asynchronous=AsynchronousServer(buffer=3, clock=clock, slowness="samples"),
         )
         for _ in range(4):
             states = jax.tree.leaves(training.executor.client_states)

@@ -21,7 +21,7 @@ from fedtailor.data.federation import Federation, Ragged
 from fedtailor.engine.executors import DeviceExecutor, Settings
 from fedtailor.engine.runs import simulate
 from fedtailor.engine.training import Training
-from fedtailor.engine.training.asynchronous import LateClients
+from fedtailor.engine.training.asynchronous import AsynchronousServer
 from fedtailor.engine.training.participation import Participation
 from fedtailor.models import Model
 from fedtailor.models.layered import Layered
@@ -243,7 +243,7 @@ def train(
     *,
     seed: int = 0,
     participation: Participation | None = None,
-    late: LateClients | None = None,
+    asynchronous: AsynchronousServer | None = None,
     **settings: Any,
 ) -> Training[DeviceExecutor]:
     """Runs the probe and `rounds` rounds of a training, without evaluations.
@@ -263,7 +263,7 @@ def train(
         model,
         seed=seed,
         participation=participation,
-        late=late,
+        asynchronous=asynchronous,
         settings=Settings(**settings),
     )
     training.probe()

@@ -154,7 +154,7 @@ def test_unseen_clients_are_a_count_a_fraction_or_names():
 
 @pytest.mark.parametrize(
     ("unseen", "message"),
-    [(6, "leaves somebody"), (1.0, "leaves"), (-1, "leaves"), (-0.1, "l")],
+    [(6, "leaves clients to train"), (1.0, "leaves"), (-1, "leaves"), (-0.1, "l")],
 )
 def test_somebody_must_train(unseen, message):
     with pytest.raises(ValueError, match=message):
@@ -163,6 +163,6 @@ def test_somebody_must_train(unseen, message):
 
 def test_an_unseen_client_must_exist():
     with pytest.raises(
-        ValueError, match="unseen names client 'bob', which is not there"
+        ValueError, match="unseen names client 'bob', which does not exist"
     ):
         choose_unseen(["c1", "bob"], NAMES, 0)

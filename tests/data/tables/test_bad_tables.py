@@ -334,7 +334,7 @@ FRAMES = {
     "unseen stranger": (
         frame(),
         {"unseen": ("d",)},
-        "unseen names client 'd', which is not there",
+        "unseen names client 'd', which does not exist",
     ),
 }
 OPTIONS = {
@@ -357,7 +357,7 @@ OPTIONS = {
     ),
     "in and out": (
         {"features": ["age"], "drop": ["age"]},
-        "'age' stands in features and in drop",
+        "'age' is in both features and drop",
     ),
     "near option": (
         {"feature": ["age"]},

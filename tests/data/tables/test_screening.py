@@ -86,7 +86,7 @@ def test_quantities_with_units_are_named():
     for name in ("weight", "share", "price"):
         assert (
             ignored[name].startswith("text such as '")
-            and "(quantities are to be plain" in ignored[name]
+            and "(quantities must be plain" in ignored[name]
         )
     assert ignored["name"].startswith("different text")
 

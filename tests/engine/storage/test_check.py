@@ -82,7 +82,7 @@ def test_the_index_of_a_comparison_is_checked_with_the_runs_that_it_names(
     index.parent.mkdir()
     for cells, said in (
         (["runs/a"], "a comparison of 1 runs"),
-        (["runs/a", "runs/gone"], "names the run runs/gone, which is not there"),
+        (["runs/a", "runs/gone"], "names the run runs/gone, which is missing"),
     ):
         content = with_digest(
             {

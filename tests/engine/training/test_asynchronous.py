@@ -41,8 +41,8 @@ from fedtailor.algorithms import (
 from fedtailor.engine.runs import run, simulate
 from fedtailor.engine.storage import Interrupted
 from fedtailor.engine.training import (
+    AsynchronousServer,
     Callback,
-    LateClients,
     Participation,
     Privacy,
     RunSpec,
@@ -126,7 +126,7 @@ def by_hand(late, places, steps, seed=0):
 )
 @pytest.mark.parametrize(("buffer", "places"), [(1, 4), (3, 4), (2, 6)])
 def test_as_a_simulation_by_hand(step, weight, a, b, buffer, places):
-    late = LateClients(
+    late = AsynchronousServer(
         buffer,
         weight,
         a=a,
@@ -143,7 +143,7 @@ def test_as_a_simulation_by_hand(step, weight, a, b, buffer, places):
             quadratics(CENTRES, names=NAMES),
             quadratic_model(2),
             participation=places,
-            late=late,
+            asynchronous=late,
         )
         for model in models:
             training.advance()
@@ -176,7 +176,7 @@ def test_if_nobody_is_late_it_is_the_method_itself_to_the_bit(algorithm, count):
         NETWORK,
         4,
         participation=Participation(count=count),
-        late=LateClients(buffer=count),
+        asynchronous=AsynchronousServer(buffer=count),
     )
     for one, other in zip(predictors(waits), predictors(late), strict=True):
         np.testing.assert_array_equal(one, other)
@@ -188,18 +188,18 @@ def test_weights_of_the_papers():
     1 / sqrt(1 + tau).
     """
     age = np.array([0, 1, 3, 4, 5, 14])
-    constant = LateClients(1, "constant", alpha=0.6).weights(age)
+    constant = AsynchronousServer(1, "constant", alpha=0.6).weights(age)
     np.testing.assert_allclose(constant, 0.6)
-    fedbuff = LateClients(1).weights(age)
+    fedbuff = AsynchronousServer(1).weights(age)
     np.testing.assert_allclose(fedbuff, 1 / np.sqrt(1 + age))
-    hinge = LateClients(1, "hinge", a=10, b=4).weights(age)
+    hinge = AsynchronousServer(1, "hinge", a=10, b=4).weights(age)
     np.testing.assert_allclose(hinge, [1, 1, 1, 1, 1 / 11, 1 / 101])
 
 
 @pytest.mark.parametrize(("buffer", "places"), [(1, 2), (4, 4), (3, 9), (9, 2), (7, 9)])
 def test_each_answer_is_counted_once(buffer, places):
     clients = table([f"c{i}" for i in range(9)], sizes=np.arange(1, 10))
-    late = LateClients(buffer, clock=RANDOM, slowness="samples")
+    late = AsynchronousServer(buffer, clock=RANDOM, slowness="samples")
     arrivals = Arrivals(late, Participation(count=places), clients, seed=3)
     counted, last = Counter(), np.full(9, -1)
     for step in range(300):
@@ -218,7 +218,7 @@ def test_each_answer_is_counted_once(buffer, places):
 
 def test_fast_clients_answer_more_often():
     clients = table(["a", "b", "c", "d"])
-    late = LateClients(
+    late = AsynchronousServer(
         1, clock=Wireless(rho=1, t_min=1, mean_delay=0, t_dl=1e-9), slowness={"a": 10}
     )
     arrivals = Arrivals(late, Participation(), clients, seed=0)
@@ -241,7 +241,10 @@ def test_a_server_that_waits_takes_the_time_of_the_network():
     )
     (expected,) = system.times(training.ledger.frame(), [1])
     arrivals = Arrivals(
-        LateClients(8, clock=system), Participation(), training.executor.seen, seed=1
+        AsynchronousServer(8, clock=system),
+        Participation(),
+        training.executor.seen,
+        seed=1,
     )
     for _ in range(4000):
         arrivals.next_step()
@@ -262,8 +265,8 @@ class _Stop(Callback):
 @pytest.mark.parametrize("algorithm", [FedAvg(), Ditto()])
 def test_a_killed_run_ends_with_the_same_bits(algorithm, tmp_path):
     federation = classification()
-    late = LateClients(2, clock=RANDOM, slowness="samples")
-    options = {"participation": 4, "late": late, "checkpoint_every": 2}
+    late = AsynchronousServer(2, clock=RANDOM, slowness="samples")
+    options = {"participation": 4, "asynchronous": late, "checkpoint_every": 2}
     whole = run(
         algorithm,
         federation,
@@ -310,7 +313,7 @@ def test_personal_parts_change_only_when_their_client_answers():
         softmax_model("float32"),
         0,
         participation=Participation(),
-        late=LateClients(1, clock=RANDOM, slowness="samples"),
+        asynchronous=AsynchronousServer(1, clock=RANDOM, slowness="samples"),
     )
     for _ in range(8):
         before = np.array(training.executor.client_states["model"])
@@ -331,7 +334,7 @@ def test_methods_train_with_late_clients(algorithm):
         NETWORK,
         6,
         participation=Participation(count=4),
-        late=LateClients(2, clock=RANDOM, slowness="samples"),
+        asynchronous=AsynchronousServer(2, clock=RANDOM, slowness="samples"),
     )
     assert all(np.isfinite(leaf).all() for leaf in predictors(training))
 
@@ -342,7 +345,7 @@ def test_transforms_of_each_clients_message_apply():
         classification(),
         softmax_model("float32"),
         participation=4,
-        late=LateClients(2, clock=RANDOM, slowness="samples"),
+        asynchronous=AsynchronousServer(2, clock=RANDOM, slowness="samples"),
         uplink=(Clip(0.5), Quantize(8)),
     )
     for _ in range(5):
@@ -358,7 +361,7 @@ def test_private_steps_are_counted_with_their_answers():
         softmax_model("float32"),
         4,
         participation=Participation(),
-        late=LateClients(2, clock=RANDOM, slowness="samples"),
+        asynchronous=AsynchronousServer(2, clock=RANDOM, slowness="samples"),
     )
     assert training.privacy is not None
     # two steps in each of the two answers of each of four server's steps
@@ -391,13 +394,13 @@ def test_private_steps_are_counted_with_their_answers():
             {"participation": Participation(0.5, sampling="poisson")},
             "poisson",
         ),
-        (FedAvg(), {"late": LateClients(50)}, "only 5 clients train"),
+        (FedAvg(), {"asynchronous": AsynchronousServer(50)}, "only 5 clients train"),
         (
             FedAvg(),
-            {"late": LateClients(2, slowness={"nobody": 2.0})},
+            {"asynchronous": AsynchronousServer(2, slowness={"nobody": 2.0})},
             "slowness names",
         ),
-        (FedAvg(), {"late": 3}, "late is 3"),
+        (FedAvg(), {"asynchronous": 3}, "asynchronous is 3"),
     ],
 )
 def test_what_late_clients_exclude(algorithm, options, message):
@@ -407,7 +410,7 @@ def test_what_late_clients_exclude(algorithm, options, message):
             classification(),
             softmax_model("float32"),
             1,
-            **{"late": LateClients(2), **options},
+            **{"asynchronous": AsynchronousServer(2), **options},
         )
     assert "\n" not in str(refused.value)
 
@@ -433,11 +436,14 @@ def test_what_late_clients_exclude(algorithm, options, message):
 )
 def test_wrong_settings_are_told(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
-        LateClients(**{"buffer": 2, **wrong})
+        AsynchronousServer(**{"buffer": 2, **wrong})
 
 
 def test_a_run_is_read_from_its_manifest():
-    late = LateClients(2, "hinge", slowness={"a": 2.0, "b": 0.5}, clock=RANDOM)
-    spec = RunSpec(FedAvg(), softmax_model("float32"), 3, late=late)
+    late = AsynchronousServer(2, "hinge", slowness={"a": 2.0, "b": 0.5}, clock=RANDOM)
+    spec = RunSpec(FedAvg(), softmax_model("float32"), 3, asynchronous=late)
     plain = replace(spec, metrics=("accuracy",)).to_plain()
-    assert RunSpec.from_plain(plain, 3, model=softmax_model("float32")).late == late
+    assert (
+        RunSpec.from_plain(plain, 3, model=softmax_model("float32")).asynchronous
+        == late
+    )

@@ -387,7 +387,7 @@ def test_clients_may_have_networks_of_their_own(write):
             "did you mean 'mlp'",
         ),
         ("hidden = [16, 8]", 'frozen = "body"', "frozen arrays"),
-        ("model = {", 'models = ["linear"]\n#', "give one of both"),
+        ("model = {", 'models = ["linear"]\n#', "give one of the two"),
     ],
 )
 def test_wrong_networks_are_told(write, old, new, said):

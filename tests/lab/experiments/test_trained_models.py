@@ -49,8 +49,8 @@ def test_a_precision_is_of_the_whole_network():
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"frozen": "head", "lora": 2}, "name one of both"),
-        ({"alpha": 2.0}, "name one of both"),
+        ({"frozen": "head", "lora": 2}, "name one of the two"),
+        ({"alpha": 2.0}, "name one of the two"),
         ({"frozen": "head", "alpha": 2.0}, "alpha is a key of lora"),
         ({"lora": "two"}, "lora is 'two'"),
         ({"lora": 0}, "rank is 0"),

@@ -7,6 +7,7 @@ import json
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
+from types import SimpleNamespace
 
 import numpy as np
 import polars as pl
@@ -20,6 +21,7 @@ from fedtailor.lab.report.page import (
     Page,
     Section,
     Series,
+    contents,
     page_of,
     render,
     write_page,
@@ -419,3 +421,18 @@ def test_write_page_replaces_the_old_one(tmp_path):
     assert write_page(page(), path) == path and "A page" in path.read_text(
         encoding="utf-8"
     )
+
+
+def test_sets_are_those_of_the_best_method_where_trees_are_better(monkeypatch):
+    shown = []
+
+    def coverage_table(title, runs):
+        shown.append((title.rpartition(", ")[2], runs))
+
+    monkeypatch.setattr(contents, "coverage_table", coverage_table)
+    means = {"trees-personal": 0.9, "ditto": 0.8, "local": 0.7}
+    winner = SimpleNamespace(means=means, leader="trees-personal")
+    runs = {"local": ["of local"], "ditto": ["of ditto"]}
+    assert contents.sets("heart", runs, SimpleNamespace(winner=winner)) == []
+    assert contents.sets("heart", runs, SimpleNamespace(winner=None)) == []
+    assert shown == [("ditto", ["of ditto"]), ("local", ["of local"])]

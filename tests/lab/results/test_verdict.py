@@ -228,13 +228,29 @@ def test_the_eight_best_candidates_stand_beside_the_recommended_one(tmp_path):
             )
             assert row[2].text == f"{gain} ({low} to {high})"
     gain = Interval(0.1, 0.05, 0.15, 0.001)
-    better = [Candidate(f"m{k}", 90.0 - k, "", gain) for k in range(9)]
-    many = [*better, Candidate("chosen", 1.0, "1.0", None)]
+    better = [Candidate(f"m{k}", 0.9 - k / 100, gain) for k in range(9)]
+    many = [*better, Candidate("chosen", 0.01, None)]
     table = dataclasses.replace(verdict, candidates=many).candidates_table()
     assert [row[0] for row in table.rows] == [*(f"m{k}" for k in range(7)), "chosen"]
     (warning,) = better_warnings(many, "chosen", seeds=3)
     assert warning.startswith("m0, m1, m2 and 6 more: better than chosen on test rows")
     assert better_warnings(many, "chosen", seeds=2) == []
+
+
+def test_means_and_gains_of_the_json_have_one_unit(tmp_path):
+    verdict = decide(build(tmp_path), "shift").verdict
+    found = {it["name"]: it for it in verdict.as_dict()["candidates"]}
+    chosen = found.pop("LOCAL")
+    assert chosen["gain"] is None and found
+    for candidate in found.values():
+        gain, _, _ = candidate["gain"]
+        assert candidate["mean"] - chosen["mean"] == pytest.approx(gain)
+    for client in verdict.as_dict()["clients"]:
+        assert 0 <= client["low"] <= client["expected"] <= client["high"] <= 1
+    # The table shows them in the displayed unit.
+    shown = {row[0]: row[1] for row in verdict.candidates_table().rows}
+    assert shown["LOCAL"].mean == 100 * chosen["mean"]
+    assert shown["LOCAL"].text == f"{100 * chosen['mean']:.1f}"
 
 
 def test_what_is_the_same_for_all_clients_is_said_once(tmp_path):
@@ -258,7 +274,7 @@ def test_what_is_the_same_for_all_clients_is_said_once(tmp_path):
     assert len(table.rows) == 12 and table.title == "12 of 24 clients (all: --details)"
     assert summary_of(many, "SHARED", nouns, several=False).startswith(
         "SHARED against training alone, person by person: better for 1, worse for 1, no"
-        " difference shown for 22 (of the 2 differences, "
+        " difference shown for 22 (1 of the 2 differences remains after correction for"
     )
     # The verdict of whoever trains alone is what sharing would do.
     assert worse_warnings(many, "LOCAL", nouns) == []

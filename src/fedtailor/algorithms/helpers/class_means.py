@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 IS_SEEN = 1e-6
 """Above this share of a client's rows (or of all rows) a class is there. Sums of
-fixed-point numbers may leave a little of nothing.
+fixed-point numbers may leave a small remainder of 0.
 """
 
 ABSENT = -1e30

@@ -14,7 +14,7 @@ from fedtailor.cli.output import write_text
 
 @dataclass(frozen=True)
 class Options:
-    """Attack the personal models of a run as somebody would who has them.
+    """Attack the personal models of a run as anybody who has them could.
 
     The numbers are written into the run's directory, and model cards show them. Without
     --shadows and --canaries nothing is trained.

@@ -16,7 +16,7 @@ from fedtailor.cli.output import write_text
 
 @dataclass(frozen=True)
 class Options:
-    """Train again without each client, and say what the others lose by that.
+    """Train again without each client, and report what the others lose without it.
 
     One sentence a client, in the metric that the runs are judged by, with an interval
     over test rows and, with three seeds or more, over seeds. The clients that are left

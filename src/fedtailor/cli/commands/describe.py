@@ -97,7 +97,7 @@ def describe(arguments: list[str]) -> int:
 
 
 def check_out(out: Path | None) -> None:
-    """Refuse a file of another kind than a description is written to."""
+    """Refuse a file of a kind that no description is written to."""
     require(
         out is None or out.suffix.lower() in OUTPUTS,
         f"--out is {out}; it must end in {', '.join(OUTPUTS)}",

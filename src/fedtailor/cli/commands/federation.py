@@ -66,7 +66,7 @@ Train over machines that keep their own data (docs/federation.md).
 
 @dataclass(frozen=True)
 class InitOptions:
-    """Make a federation's directory, or add clients to one that is there. Nothing is
+    """Make a federation's directory, or add clients to an existing one. Nothing is
     overwritten.
     """
 
@@ -128,7 +128,7 @@ class ServeOptions:
     resume: bool = False
     """Continue the run in DIR/run."""
     check: bool = False
-    """Only connect all clients, print who is there, and end."""
+    """Only connect all clients, print who has connected, and end."""
 
     def __post_init__(self) -> None:
         check_counts(self, "evaluate_every", "most_rows")
@@ -427,7 +427,7 @@ def _init_policy(kit: "Kit") -> int:
     # One whose file did not fit has left an empty directory with a lock.
     if any(path.is_file() and path.name != ".lock" for path in kit.state.rglob("*")):
         say(
-            f"Note: {kit.state} is there already, with the secrets of this client's noise."
+            f"Note: {kit.state} already exists, with the secrets of this client's noise."
             " A kit comes without one: remove it, unless this client has joined before."
         )
     say(f"Made {path}; edit it as you like. It says:")

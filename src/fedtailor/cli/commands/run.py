@@ -24,7 +24,7 @@ from fedtailor.lab import scenarios
 from fedtailor.lab.experiments.option_text import (
     AUTO,
     architecture_of_text,
-    late_of_text,
+    asynchronous_of_text,
     uplink_of_texts,
 )
 from fedtailor.lab.scenarios.scenario import Scenario
@@ -60,10 +60,10 @@ class Options:
     """What happens to an update on its way to the mean: robust-mean:median, clip:0.5,
     gaussian-noise:1.0,norm=0.5, byzantine:sign-flip (in a simulation), top-k:0.01, quantize,
     cast:bfloat16 (`fedtailor.aggregation.pipelines`), in this order."""
-    late: str | None = None
+    asynchronous: str | None = None
     """Asynchronous training: the number of answers after which the server updates its
     model, with settings after it (5,weight=hinge,mean_delay=1,slowness=speeds.csv;
-    `LateClients`). --participation then says how many train at the same time."""
+    `AsynchronousServer`). --participation then says how many train at the same time."""
     metrics: tuple[str, ...] = ()
     """What to measure in addition to loss and accuracy (roc_auc, balanced_accuracy, ...); the
     first is what the run is judged by."""
@@ -140,7 +140,7 @@ def run(arguments: list[str]) -> int:
             seed=options.seed,
             participation=as_participation(options.participation, options.sampling),
             uplink=uplink_of_texts(options.uplink),
-            late=late_of_text(options.late),
+            asynchronous=asynchronous_of_text(options.asynchronous),
             metrics=options.metrics,
             settings=settings,
         )
@@ -165,7 +165,7 @@ def run(arguments: list[str]) -> int:
             seed=options.seed,
             participation=as_participation(options.participation, options.sampling),
             uplink=uplink_of_texts(options.uplink),
-            late=late_of_text(options.late),
+            asynchronous=asynchronous_of_text(options.asynchronous),
             evaluate_every=options.evaluate_every,
             metrics=options.metrics,
             settings=settings,

@@ -212,7 +212,7 @@ def choose_unseen(unseen: Unseen, names: Sequence[str], seed: int) -> NDArray[np
         missing = unseen_names - set(names)
         if missing:
             raise ValueError(
-                f"unseen names client {min(missing)!r}, which is not there; the first"
+                f"unseen names client {min(missing)!r}, which does not exist; the first"
                 f" is {names[0]!r}"
             )
         return np.array([name in unseen_names for name in names])
@@ -222,7 +222,7 @@ def choose_unseen(unseen: Unseen, names: Sequence[str], seed: int) -> NDArray[np
     if unseen < 0 or count >= max(len(names), 1):
         raise ValueError(
             f"unseen is {unseen} of {len(names)} clients; give a count or a fraction"
-            " that leaves somebody to train"
+            " that leaves clients to train"
         )
     # Each client's name gives a random number, and those with the smallest numbers are
     # unseen. So the choice does not depend on the order of the clients.

@@ -196,7 +196,7 @@ class TableOptions:
         both = set(self.features or ()) & set(self.drop)
         require(
             not both,
-            f"column {min(both, default='')!r} stands in features and in drop; take it"
+            f"column {min(both, default='')!r} is in both features and drop; take it"
             " out of one",
         )
 

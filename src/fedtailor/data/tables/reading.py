@@ -262,7 +262,7 @@ def _read_excel(path: Path, options: TableOptions, wanted: set[str]) -> FileCont
             f" ({join_names(sheets)}); name another with --sheet."
         )
     if row:
-        notes.append(f"The names of the columns stand in row {row + 1} of the sheet.")
+        notes.append(f"The names of the columns are in row {row + 1} of the sheet.")
     return FileContent(frame, notes=tuple(notes))
 
 

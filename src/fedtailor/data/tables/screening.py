@@ -118,9 +118,7 @@ def _identifies_rows(
         if distinct > MAX_CATEGORIES and distinct > _NEARLY_ALL * rows:
             quantities = float(values.str.contains(_QUANTITY).sum())
             if quantities > _NEARLY_ALL * rows:
-                return (
-                    f"text such as {values[0]!r} (quantities are to be plain numbers)"
-                )
+                return f"text such as {values[0]!r} (quantities must be plain numbers)"
             return "different text in nearly all rows (a name, an id or free text)"
     elif rows >= _MIN_ROWS and column.is_integer and distinct == rows:
         value_range = float(values.max()) - float(values.min()) + 1  # type: ignore[arg-type]

@@ -450,8 +450,8 @@ def weight_warnings(names: Iterable[str]) -> list[str]:
     drop = " ".join(map(_quoted, found))
     return [
         f"{join_names(found)} {'is an input' if len(found) == 1 else 'are inputs'} like any"
-        " other, and every row counts the same; if it says how much a row counts, and not"
-        f" what somebody weighs, leave it out (--drop {drop})"
+        " other, and every row counts the same; if it says how much a row counts, and is"
+        f" not the weight of a person or thing, leave it out (--drop {drop})"
     ]
 
 

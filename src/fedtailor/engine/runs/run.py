@@ -42,8 +42,8 @@ from fedtailor.engine.storage.run_files import (
 )
 from fedtailor.engine.training import (
     MOST_ROUNDS,
+    AsynchronousServer,
     Callback,
-    LateClients,
     Participation,
     Privacy,
     RunSpec,
@@ -66,7 +66,7 @@ _MAX_KEPT_BYTES = 1 << 25
 
 @dataclass(frozen=True)
 class Store:
-    """Where a run is kept, and what of it; the attributes are arguments of `run`.
+    """Where a run is stored, and which parts of it; the attributes are arguments of `run`.
 
     Example:
         >>> from pathlib import Path
@@ -100,7 +100,7 @@ def run(
     downlink: Pipeline = (),
     metrics: Sequence[str | Metric] = (),
     privacy: Privacy = Privacy(),  # noqa: B008 (frozen)
-    late: LateClients | None = None,
+    asynchronous: AsynchronousServer | None = None,
     settings: Settings = Settings(),  # noqa: B008 (frozen)
     callbacks: Sequence[Callback] = (),
     progress: Callable[[Training, bool], bool | None] | None = None,
@@ -138,8 +138,8 @@ def run(
             no classes.
         privacy: what of clients the server sees: `Privacy(secure_aggregation=True)` gives
             it sums over clients only, as a federation of machines with it would.
-        late: a server that does not wait for late clients (`LateClients`); None = it
-            waits for all clients of a round.
+        asynchronous: a server that does not wait for late clients
+            (`AsynchronousServer`); None = it waits for all clients of a round.
         settings: devices, chunk size, debugging.
         callbacks: follow the run, and may stop it (`fedtailor.engine.training.Callback`).
         progress: a plain function `(training, evaluated)` as one more callback.
@@ -186,7 +186,7 @@ def run(
         evaluate_every=evaluate_every,
         privacy=privacy,
         until_converged=until_converged,
-        late=late,
+        asynchronous=asynchronous,
     )
     require(
         directory is not None or not keep_rows,
@@ -282,7 +282,7 @@ def simulate(
     downlink: Pipeline = (),
     metrics: Sequence[str | Metric] = (),
     privacy: Privacy = Privacy(),  # noqa: B008 (frozen)
-    late: LateClients | None = None,
+    asynchronous: AsynchronousServer | None = None,
     settings: Settings = Settings(),  # noqa: B008 (frozen)
     directory: Path | str | None = None,
 ) -> Training[DeviceExecutor]:
@@ -308,7 +308,7 @@ def simulate(
         downlink=downlink,
         metrics=metrics,
         privacy=privacy,
-        late=late,
+        asynchronous=asynchronous,
     )
     executor = executor_of(federation, model, settings, directory)
     return create_training(replace(spec, model=executor.model), executor)

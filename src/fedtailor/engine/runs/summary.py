@@ -40,7 +40,7 @@ class Summary:
             client: for whole clients, and for single examples; None if the run does not
             promise this kind of privacy.
         time: when the server took its last step, by the clock of late clients
-            (`LateClients`); None if it waits for all clients of a round.
+            (`AsynchronousServer`); None if it waits for all clients of a round.
 
     Example:
         >>> result = run.summary()

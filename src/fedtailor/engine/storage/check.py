@@ -178,7 +178,7 @@ def _check_comparison(path: Path) -> str:
     for cell in (*cells, *content["baselines"]):
         if not (path.parents[1] / cell["run"] / SUMMARY).exists():
             raise Damaged(
-                f"{path} names the run {cell['run']}, which is not there; the same"
+                f"{path} names the run {cell['run']}, which is missing; the same"
                 " command makes it again"
             )
     return f"a comparison of {len(cells)} runs"

@@ -121,7 +121,7 @@ def _read_tree(path: Path) -> Any:
 
 
 def refuse_other_format(path: Path, file_format: str) -> None:
-    """Refuse a checkpoint in another format than the current one.
+    """Refuse a checkpoint in a format other than the current one.
 
     Args:
         path: the file, for messages.

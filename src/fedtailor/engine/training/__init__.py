@@ -2,7 +2,7 @@
 callbacks.
 """
 
-from fedtailor.engine.training.asynchronous import LateClients
+from fedtailor.engine.training.asynchronous import AsynchronousServer
 from fedtailor.engine.training.callbacks import (
     AfterRound,
     Callback,
@@ -23,9 +23,9 @@ from fedtailor.engine.training.training import Training
 __all__ = [
     "MOST_ROUNDS",
     "AfterRound",
+    "AsynchronousServer",
     "Callback",
     "EarlyStopping",
-    "LateClients",
     "Metrics",
     "Participation",
     "Privacy",

@@ -1,8 +1,8 @@
 """Asynchronous training: a server that updates its model as soon as enough answers have
 arrived, and does not wait for the others (FedBuff, FedAsync).
 
-`LateClients` are the settings. `Arrivals` plays a clock: whose answer arrives when, and
-how many steps the server has taken since that client began. It depends on no model, so
+`AsynchronousServer` are the settings. `Arrivals` plays a clock: whose answer arrives when,
+and how many steps the server has taken since that client began. It depends on no model, so
 that it is the same for all methods, and a resumed run plays it again. Over machines there
 is no clock: answers are taken as they come (`Exchange.first`), and an `AnswerRecord` says
 whose they were. `Replay` takes them in that order again.
@@ -29,11 +29,11 @@ Staleness = Literal["constant", "hinge", "polynomial"]
 Slowness = tuple[tuple[str, float], ...]
 
 RELIABLE = Wireless(rho=1, t_min=1, mean_delay=0)
-"""The clock of `LateClients`, if none is given."""
+"""The clock of `AsynchronousServer`, if none is given."""
 
 
 @dataclass(frozen=True)
-class LateClients:
+class AsynchronousServer:
     """A server that does not wait for late clients.
 
     `Participation` says how many clients train at the same time. As soon as `buffer`
@@ -82,10 +82,10 @@ class LateClients:
         ValueError: a setting has a wrong value.
 
     Example:
-        >>> late = ft.LateClients(buffer=5, slowness={federation.names[0]: 10.0})
+        >>> server = ft.AsynchronousServer(buffer=5, slowness={federation.names[0]: 10.0})
         >>> fedbuff = ft.run(
         ...     ft.FedAvg(weights="uniform"), federation, ft.models.logistic(), rounds=2,
-        ...     participation=10, late=late,
+        ...     participation=10, asynchronous=server,
         ... )
         >>> fedbuff.ledger.totals().models_up  # five answers in each of two steps
         10
@@ -198,18 +198,18 @@ class LateClients:
         require(
             not hides_updates,
             "secure sums are over clients that answer together: leave out"
-            " secure_aggregation, or late",
+            " secure_aggregation, or asynchronous",
         )
         for transform in uplink:
             require(
                 transform.stage != "mean",
                 "a robust mean compares clients that start from one model, and late"
-                " clients do not: leave out robust-mean, or late",
+                " clients do not: leave out robust-mean, or asynchronous",
             )
             require(
                 transform.noise is None,
                 "noise on updates is accounted for rounds that wait for all their"
-                " clients: leave out gaussian-noise, or late",
+                " clients: leave out gaussian-noise, or asynchronous",
             )
         require(
             participation.sampling != "poisson",
@@ -219,7 +219,7 @@ class LateClients:
 
 
 def _as_slowness(value: Any) -> Any:
-    """The factors of `LateClients.slowness`, as sorted pairs.
+    """The factors of `AsynchronousServer.slowness`, as sorted pairs.
 
     Raises:
         ValueError: they are not positive numbers by client name.
@@ -243,15 +243,15 @@ def _as_slowness(value: Any) -> Any:
     return tuple(sorted(factors))
 
 
-def check_buffer(late: LateClients, clients: int) -> None:
+def check_buffer(server: AsynchronousServer, clients: int) -> None:
     """Refuse a step that needs more answers than there are clients.
 
     Raises:
         ValueError: it does.
     """
     require(
-        late.buffer <= clients,
-        f"buffer is {late.buffer}, and only {clients} clients train; a client has one"
+        server.buffer <= clients,
+        f"buffer is {server.buffer}, and only {clients} clients train; a client has one"
         " answer in a step",
     )
 
@@ -375,7 +375,7 @@ class Arrivals:
 
     def __init__(
         self,
-        late: LateClients,
+        server: AsynchronousServer,
         participation: Participation,
         clients: Clients,
         seed: int,
@@ -383,7 +383,7 @@ class Arrivals:
         """Nobody has begun yet.
 
         Args:
-            late: the settings.
+            server: the settings.
             participation: how many clients train at the same time, and in which order
                 they are drawn.
             clients: the clients [m] that train.
@@ -392,13 +392,13 @@ class Arrivals:
         Raises:
             ValueError: there are fewer clients than answers in a step.
         """
-        check_buffer(late, len(clients))
-        self._late = late
+        check_buffer(server, len(clients))
+        self._server = server
         self._participation = participation
         self._clients = clients
         self._seed = seed
         self._places = participation.reporters(len(clients))
-        self._slowness = late.factors(clients)
+        self._slowness = server.factors(clients)
         self._start()
 
     def _start(self) -> None:
@@ -426,9 +426,9 @@ class Arrivals:
         while True:
             # Answers that have arrived at the same time are counted in the order of the
             # clients, before anybody starts again.
-            while self._ready and len(self._buffer) < self._late.buffer:
+            while self._ready and len(self._buffer) < self._server.buffer:
                 self._buffer.append(self._ready.pop(0))
-            if len(self._buffer) == self._late.buffer:
+            if len(self._buffer) == self._server.buffer:
                 break
             self._begin()
             self._now = float(self._arrival.min())
@@ -454,7 +454,7 @@ class Arrivals:
             self._clients.ids, self._seed, self.step, self._clients.sizes
         )
         chosen = order[is_free[order]][:places]
-        clock = self._late.clock
+        clock = self._server.clock
         uniform = draw_uniform(self._seed, "delay", self.step, self._clients.ids)
         delay = -np.log1p(-uniform) * clock.mean_delay
         computing = self._slowness * (clock.t_min + delay)

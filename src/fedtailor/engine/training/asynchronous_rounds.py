@@ -14,7 +14,7 @@ from fedtailor.aggregation.pipelines.change import received_rows
 from fedtailor.engine.training.asynchronous import (
     AnswerOrder,
     AnswerRecord,
-    LateClients,
+    AsynchronousServer,
 )
 from fedtailor.protocol import (
     NOT_SENT,
@@ -30,7 +30,7 @@ from fedtailor.protocol import (
 
 
 @dataclass
-class LateRounds:
+class AsynchronousRounds:
     """Which answers each round takes, and the server's states from which those clients
     began.
 
@@ -49,7 +49,7 @@ class LateRounds:
         servers: the server's state after each step from which clients may still train.
     """
 
-    settings: LateClients
+    settings: AsynchronousServer
     order: AnswerOrder | None
     began: NDArray[np.int64]
     asks_again: bool = False
@@ -174,17 +174,17 @@ def merged_downlinks(
 
 
 def by_age(
-    late: LateClients,
+    server: AsynchronousServer,
     update: Update,
     age: NDArray[np.int64],
     received: Downlink,
     newest: Downlink,
     is_statistic: NDArray[np.bool_] | None = None,
 ) -> Update:
-    """What the server averages instead of what clients sent (`LateClients`).
+    """What the server averages instead of what clients sent (`AsynchronousServer`).
 
     Args:
-        late: the settings.
+        server: the settings.
         update: what the clients sent, after all transforms.
         age: [c] the age of each client's answer.
         received: what the clients received.
@@ -193,17 +193,17 @@ def by_age(
             model must not be added to the newest one: variances might become negative.
     """
     rows = update.get("model")
-    weight = late.weights(age)
+    weight = server.weights(age)
     # An answer that counts whole, and whose client began from the newest model, stays as
     # it is, to the bit.
-    is_whole = (weight == 1) & ((age == 0) | (late.step == "model"))
+    is_whole = (weight == 1) & ((age == 0) | (server.step == "model"))
     if rows is None or bool(is_whole.all()):
         return update
     x = jnp.asarray(rows.values)
     sums = sums_type(x)
     w = jnp.asarray(received_rows("model", update, newest), sums)
     start = w
-    if late.step == "change":
+    if server.step == "change":
         start = jnp.asarray(received_rows("model", update, received), sums)
         if is_statistic is not None and len(is_statistic) == x.shape[-1]:
             start = jnp.where(is_statistic, w, start)

@@ -9,21 +9,24 @@ from typing import Any
 from fedtailor._base.choice import require
 from fedtailor._base.files import reason
 from fedtailor.aggregation.accounting import Wireless
-from fedtailor.engine.training.asynchronous import RELIABLE, LateClients
+from fedtailor.engine.training.asynchronous import RELIABLE, AsynchronousServer
 from fedtailor.protocol.plain import ConfigError, KeyPath, check_choice_at, parse
 
 CLOCK = tuple(field.name for field in fields(Wireless) if field.name != "uplink")
-SETTINGS = tuple(field.name for field in fields(LateClients) if field.name != "clock")
+SETTINGS = tuple(
+    field.name for field in fields(AsynchronousServer) if field.name != "clock"
+)
 COLUMNS = ("client", "slowness")
 
 
-def late_of_table(
+def asynchronous_of_table(
     table: Mapping[str, Any] | None, place: KeyPath
-) -> LateClients | None:
+) -> AsynchronousServer | None:
     """Build the settings of late clients of a table, `{buffer = 5, mean_delay = 1.0}`.
 
-    Besides those of `LateClients` it has the times of its clock (rho, t_min, mean_delay,
-    t_dl). `slowness` may be the name of a CSV file with the columns client and slowness.
+    Besides those of `AsynchronousServer` it has the times of its clock (rho, t_min,
+    mean_delay, t_dl). `slowness` may be the name of a CSV file with the columns client
+    and slowness.
 
     Returns:
         The settings; None for no table.
@@ -36,18 +39,22 @@ def late_of_table(
     settings: dict[str, Any] = {}
     clock = {name: getattr(RELIABLE, name) for name in CLOCK}
     for name, value in table.items():
-        check_choice_at(name, (*SETTINGS, *CLOCK), (*place, name), "setting of late")
+        check_choice_at(
+            name, (*SETTINGS, *CLOCK), (*place, name), "setting of asynchronous"
+        )
         if name in CLOCK:
             clock[name] = parse(float, value, (*place, name))
         else:
             settings[name] = value
     if "buffer" not in settings:
-        raise ConfigError(place, "late needs buffer, the number of answers for a step")
+        raise ConfigError(
+            place, "asynchronous needs buffer, the number of answers for a step"
+        )
     slowness = settings.get("slowness", "")
     try:
         if isinstance(slowness, str) and slowness.endswith(".csv"):
             settings["slowness"] = _slowness_of(Path(slowness))
-        return LateClients(clock=Wireless(**clock), **settings)
+        return AsynchronousServer(clock=Wireless(**clock), **settings)
     except (TypeError, ValueError) as error:
         mentioned = [name for name in table if name in str(error)]
         raise ConfigError((*place, *mentioned[:1]), str(error)) from None

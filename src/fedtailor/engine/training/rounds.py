@@ -31,10 +31,10 @@ from fedtailor.data.federation.checks import check_seed
 from fedtailor.engine.training.asynchronous import (
     AnswerRecord,
     Arrivals,
-    LateClients,
+    AsynchronousServer,
     Replay,
 )
-from fedtailor.engine.training.asynchronous_rounds import LateRounds, by_age
+from fedtailor.engine.training.asynchronous_rounds import AsynchronousRounds, by_age
 from fedtailor.engine.training.costs import record_exchange
 from fedtailor.engine.training.divergence import explained, require_finite_update
 from fedtailor.engine.training.metrics import Metrics, select_metrics
@@ -146,7 +146,7 @@ class Rounds(Generic[ExecutorT]):
         self.measured, self.metric = select_metrics(metrics, model)
         self.schedule = list(algorithm.phases())
         methods = [method for method, _ in self.schedule]
-        self.population = self._population(methods, spec.late)
+        self.population = self._population(methods, spec.asynchronous)
         # All methods are checked now: the second one must not be refused after hours of
         # training with the first one.
         check_stages(uplink)
@@ -180,18 +180,20 @@ class Rounds(Generic[ExecutorT]):
         self.metrics = Metrics()
         self.round_seconds: list[float] = []
         self.seconds = 0.0
-        self.late: LateRounds | None = None
-        if spec.late is not None:
+        self.asynchronous: AsynchronousRounds | None = None
+        if spec.asynchronous is not None:
             order = None
             if executor.machine is not None:
                 # Clients are simulated, and a clock says who is late.
-                order = Arrivals(spec.late, participation, executor.seen, self._secret)
+                order = Arrivals(
+                    spec.asynchronous, participation, executor.seen, self._secret
+                )
             nobody = np.full(len(executor.seen), -1, np.int64)
-            self.late = LateRounds(spec.late, order, nobody)
+            self.asynchronous = AsynchronousRounds(spec.asynchronous, order, nobody)
         self._start_phase(0, self.initial)
 
     def _population(
-        self, methods: Sequence[Algorithm], late: LateClients | None
+        self, methods: Sequence[Algorithm], asynchronous: AsynchronousServer | None
     ) -> Population:
         """The seen clients, and what the methods of the schedule may know about the run."""
         seen = self.executor.seen
@@ -205,7 +207,9 @@ class Rounds(Generic[ExecutorT]):
             groups=seen.groups,
             original_index=seen.original_index,
             reporters_per_round=(
-                self.participation.reporters(len(seen)) if late is None else late.buffer
+                self.participation.reporters(len(seen))
+                if asynchronous is None
+                else asynchronous.buffer
             ),
             seed=self.seed,
             examples=None if is_private else self.executor.examples,
@@ -256,8 +260,8 @@ class Rounds(Generic[ExecutorT]):
 
         Args:
             reporting: [m] which clients are asked to report, in the order of the
-                population; None = `participation` chooses them. With `late` the clock
-                says whose answers the round takes.
+                population; None = `participation` chooses them. With `asynchronous` the
+                clock says whose answers the round takes.
 
         Raises:
             Diverged: a client's model or message became NaN or infinite; the state is
@@ -267,8 +271,8 @@ class Rounds(Generic[ExecutorT]):
         yield from self.probe_if_due()
         if self.algorithm.asks_again(self.server):
             yield from self._probe()
-        if self.late is not None:
-            yield from self._next_late_round(self.late)
+        if self.asynchronous is not None:
+            yield from self._next_asynchronous_round(self.asynchronous)
             return
         if reporting is None:
             reporting = self.participation.sample(
@@ -359,44 +363,52 @@ class Rounds(Generic[ExecutorT]):
             exchange.downlink.reply,
         )
 
-    def _next_late_round(self, late: LateRounds) -> Exchanges[None]:
+    def _next_asynchronous_round(
+        self, asynchronous: AsynchronousRounds
+    ) -> Exchanges[None]:
         """Take the answers that have arrived, each of a client that began from the
-        server's model of its time (`LateClients`).
+        server's model of its time (`AsynchronousServer`).
         """
-        late.servers[self.round] = self.server
-        if late.order is not None:
-            clients, age = late.order.next_step()
+        asynchronous.servers[self.round] = self.server
+        if asynchronous.order is not None:
+            clients, age = asynchronous.order.next_step()
         else:
-            clients, age = yield from self._first_come(late)
+            clients, age = yield from self._first_come(asynchronous)
         cohort = replace(self._cohort(self.executor.seen, clients, seen=True), age=age)
-        yield from self._exchange_round(cohort, late.downlink(self.algorithm, cohort))
-        late.forget()
+        yield from self._exchange_round(
+            cohort, asynchronous.downlink(self.algorithm, cohort)
+        )
+        asynchronous.forget()
 
     def _first_come(
-        self, late: LateRounds
+        self, asynchronous: AsynchronousRounds
     ) -> Exchanges[tuple[NDArray[np.int64], NDArray[np.int64]]]:
         """Have free clients begin, and wait for the first answers of all that are at work.
 
         Returns:
             Their rows and ages, as `AnswerOrder.next_step`.
         """
-        if late.asks_again:
-            late.asks_again = False
-            for step in np.unique(late.began[late.began >= 0]):
-                clients = np.flatnonzero(late.began == step)
+        if asynchronous.asks_again:
+            asynchronous.asks_again = False
+            for step in np.unique(asynchronous.began[asynchronous.began >= 0]):
+                clients = np.flatnonzero(asynchronous.began == step)
                 everyone = FirstCome(0, len(clients), np.arange(len(clients)))
-                yield self._late_exchange(late, clients, int(step), everyone)
+                yield self._late_exchange(asynchronous, clients, int(step), everyone)
         seen = self.executor.seen
         places = self.participation.reporters(len(seen))
         order = self.participation.order(seen.ids, self._secret, self.round, seen.sizes)
-        first = FirstCome(late.settings.buffer, places, order)
+        first = FirstCome(asynchronous.settings.buffer, places, order)
         answers = yield self._late_exchange(
-            late, np.arange(len(seen)), self.round, first
+            asynchronous, np.arange(len(seen)), self.round, first
         )
-        return late.came(self.round, answers)
+        return asynchronous.came(self.round, answers)
 
     def _late_exchange(
-        self, late: LateRounds, clients: NDArray[np.int64], step: int, first: FirstCome
+        self,
+        asynchronous: AsynchronousRounds,
+        clients: NDArray[np.int64],
+        step: int,
+        first: FirstCome,
     ) -> Exchange:
         """An exchange that does not wait, in which clients begin from the model after a
         step.
@@ -404,7 +416,7 @@ class Rounds(Generic[ExecutorT]):
         cohort = replace(
             self._cohort(self.executor.seen, clients, seen=True), round=step
         )
-        sent = late.downlink_of_step(self.algorithm, cohort)
+        sent = asynchronous.downlink_of_step(self.algorithm, cohort)
         downlink = announce(self.uplink, sent, self.uplink_state)
         return replace(self._new_exchange("client", cohort, downlink), first=first)
 
@@ -415,19 +427,19 @@ class Rounds(Generic[ExecutorT]):
             ValueError: this server waits for all clients.
         """
         require(
-            self.late is not None,
-            "a record of answers is for a server that does not wait: set late",
+            self.asynchronous is not None,
+            "a record of answers is for a server that does not wait: set asynchronous",
         )
-        assert self.late is not None
-        self.late.order = Replay(record)
-        self.late.order.restore(self.round)
+        assert self.asynchronous is not None
+        self.asynchronous.order = Replay(record)
+        self.asynchronous.order.restore(self.round)
 
     @property
     def times(self) -> NDArray[np.float64] | None:
         """[t] when the server took each step, by the clock of late clients; None if it
         waits for all clients, or there is no clock.
         """
-        order = None if self.late is None else self.late.order
+        order = None if self.asynchronous is None else self.asynchronous.order
         return np.array(order.times) if isinstance(order, Arrivals) else None
 
     def _aggregate_finite(
@@ -473,10 +485,10 @@ class Rounds(Generic[ExecutorT]):
         update, uplink_state = decode(
             self.uplink, messages, exchange.downlink, cohort, self.uplink_state
         )
-        if self.late is not None and cohort.age is not None:
+        if self.asynchronous is not None and cohort.age is not None:
             newest = self.algorithm.broadcast(self.server, cohort)
             update = by_age(
-                self.late.settings,
+                self.asynchronous.settings,
                 update,
                 cohort.age,
                 exchange.downlink,
@@ -503,8 +515,8 @@ class Rounds(Generic[ExecutorT]):
         record_exchange(
             self.ledger, "round", self.round, self.model, cohort, downlink, answers
         )
-        if self.late is not None:
-            self.late.count(replace(cohort, reporting=answers.reporting))
+        if self.asynchronous is not None:
+            self.asynchronous.count(replace(cohort, reporting=answers.reporting))
         self.round += 1
         if self.privacy is not None:
             # A client that was asked spends privacy even if it did not answer.

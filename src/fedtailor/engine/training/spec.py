@@ -11,7 +11,7 @@ import fedtailor.aggregation.pipelines  # registers the transforms
 import fedtailor.algorithms  # noqa: F401  (registers the methods)
 from fedtailor._base.choice import require
 from fedtailor.aggregation.secure_sums import SecureSums
-from fedtailor.engine.training.asynchronous import LateClients
+from fedtailor.engine.training.asynchronous import AsynchronousServer
 from fedtailor.engine.training.binding import (
     as_pipeline,
     describe_argument,
@@ -131,7 +131,8 @@ class RunSpec:
             a `Metric`; the run is judged by the first one.
         evaluate_every: evaluate after every n-th round (and after the last).
         privacy: what of clients the server sees.
-        late: a server that does not wait for late clients; None = it waits for all.
+        asynchronous: a server that does not wait for late clients; None = it waits for
+            all.
         until_converged: end as soon as the mean validation loss has converged.
 
     Raises:
@@ -154,7 +155,7 @@ class RunSpec:
     evaluate_every: int = 1
     privacy: Privacy = field(default_factory=Privacy)
     until_converged: bool = False
-    late: LateClients | None = None
+    asynchronous: AsynchronousServer | None = None
 
     def __post_init__(self) -> None:
         require_algorithm(self.algorithm)
@@ -175,13 +176,14 @@ class RunSpec:
             f"privacy is {describe_argument(self.privacy)}; give fedtailor.Privacy(...)",
         )
         self.privacy.check(self.algorithm, self.uplink, self.participation)
-        if self.late is None:
+        if self.asynchronous is None:
             return
         require(
-            isinstance(self.late, LateClients),
-            f"late is {describe_argument(self.late)}; give fedtailor.LateClients(...)",
+            isinstance(self.asynchronous, AsynchronousServer),
+            f"asynchronous is {describe_argument(self.asynchronous)}; give"
+            " fedtailor.AsynchronousServer(...)",
         )
-        self.late.check(
+        self.asynchronous.check(
             self.algorithm,
             self.uplink,
             self.participation,
@@ -219,7 +221,11 @@ class RunSpec:
                 "participation": to_plain(self.participation),
                 **({"until_converged": True} if self.until_converged else {}),
                 **({"metrics": names} if names else {}),
-                **({"late": to_plain(self.late)} if self.late is not None else {}),
+                **(
+                    {"asynchronous": to_plain(self.asynchronous)}
+                    if self.asynchronous is not None
+                    else {}
+                ),
             },
             "algorithm": to_plain(self.algorithm),
             **({"uplink": to_plain(self.uplink)} if self.uplink else {}),
@@ -270,9 +276,11 @@ class RunSpec:
                 Privacy, to_plain(Privacy()) | manifest.get("privacy", {}), ("privacy",)
             ),
             until_converged=run.get("until_converged", False),
-            late=(
-                from_plain(LateClients, run["late"], ("run", "late"))
-                if "late" in run
+            asynchronous=(
+                from_plain(
+                    AsynchronousServer, run["asynchronous"], ("run", "asynchronous")
+                )
+                if "asynchronous" in run
                 else None
             ),
             **pipelines,

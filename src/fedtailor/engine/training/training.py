@@ -284,8 +284,8 @@ class Training(Rounds[ExecutorT]):
         # no probe, and most checkpoints are written after it.
         if self.phase.probe_is_due:
             snapshot["probe_is_due"] = True
-        if self.late is not None:
-            snapshot["late"] = self.late.snapshot()
+        if self.asynchronous is not None:
+            snapshot["asynchronous"] = self.asynchronous.snapshot()
         return snapshot
 
     def restore(self, snapshot: dict[str, Any]) -> None:
@@ -299,8 +299,8 @@ class Training(Rounds[ExecutorT]):
         self.round = snapshot["round"]
         self.server = snapshot["server"]
         self.uplink_state = list(snapshot["uplink"])
-        if self.late is not None:
-            self.late.restore(self.round, snapshot["late"])
+        if self.asynchronous is not None:
+            self.asynchronous.restore(self.round, snapshot["asynchronous"])
         if self.privacy is not None:
             self.privacy.restore(snapshot["privacy"])
         self.executor.restore(snapshot["states"])

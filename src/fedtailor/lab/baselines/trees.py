@@ -127,7 +127,7 @@ class TreesAlone(ChosenTrees):
 
 class TreesPersonal(ChosenTrees):
     """Trees of all clients together, in which a split may send some clients to the left;
-    then each client's own trees. Whether splits may ask for the client is chosen, and
+    then each client's own trees. Whether splits may use the client is chosen, and
     there may be no own trees.
     """
 

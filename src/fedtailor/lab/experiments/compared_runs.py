@@ -256,7 +256,7 @@ class ComparedRuns:
             seed=seed,
             participation=scenario.participation,
             uplink=method.uplink,
-            late=method.late,
+            asynchronous=method.asynchronous,
             metrics=file.measured,
             evaluate_every=self.evaluate_every(scenario),
             until_converged=file.until_converged,
@@ -336,8 +336,8 @@ class ComparedRuns:
         # the same as in older versions.
         if method.uplink:
             settings["uplink"] = to_plain(method.uplink)
-        if method.late is not None:
-            settings["late"] = to_plain(method.late)
+        if method.asynchronous is not None:
+            settings["asynchronous"] = to_plain(method.asynchronous)
         if measured:
             settings["measured"] = measured
         if self.experiment.file.until_converged:

@@ -14,13 +14,13 @@ from fedtailor._base.documentation import see
 from fedtailor.aggregation.uplink_tables import uplink_of_tables
 from fedtailor.algorithms.find import find_algorithm
 from fedtailor.engine.training import (
-    LateClients,
+    AsynchronousServer,
     Participation,
     RoundCount,
     Sampling,
     as_participation,
 )
-from fedtailor.engine.training.asynchronous_tables import late_of_table
+from fedtailor.engine.training.asynchronous_tables import asynchronous_of_table
 from fedtailor.lab import scenarios
 from fedtailor.lab.baselines import find_baseline
 from fedtailor.lab.experiments.grid import combinations, nested
@@ -94,7 +94,7 @@ class _Algorithm(_Table):
     use: str | None = None
     only: list[str] | None = None
     uplink: list[dict[str, Any]] | None = None
-    late: dict[str, Any] | None = None
+    asynchronous: dict[str, Any] | None = None
     vary: dict[str, Any] = {}
     grid: dict[str, Any] = {}
     search: dict[str, Any] = {}
@@ -122,7 +122,7 @@ class _File(_Table):
     participation: Share | None = None
     sampling: Sampling = "uniform"
     uplink: list[dict[str, Any]] = []
-    late: dict[str, Any] | None = None
+    asynchronous: dict[str, Any] | None = None
     precision: FileDType | None = None
     evaluate_every: RoundCount | None = None
     track: list[str] = []
@@ -199,7 +199,7 @@ class ComparedMethod:
         varied: the values of the sweep's parameters in this row, by dotted name.
         refused: settings of the grid that the method refuses.
         uplink: transforms of the clients' updates.
-        late: a server that does not wait for late clients; None = it waits.
+        asynchronous: a server that does not wait for late clients; None = it waits.
         space: the settings that are searched, beginning with those of each candidate
             (one for each model); empty = the candidates are all there are.
         trials: the settings that a search tries for each candidate.
@@ -212,7 +212,7 @@ class ComparedMethod:
     varied: Mapping[str, Any]
     refused: tuple[RefusedCandidate, ...] = ()
     uplink: Pipeline = ()
-    late: LateClients | None = None
+    asynchronous: AsynchronousServer | None = None
     space: Space = field(default_factory=dict)
     trials: int = 1
 
@@ -419,8 +419,8 @@ def _networks(table: _Scenario, default: Architecture, place: KeyPath) -> Archit
     if table.models:
         raise ConfigError(
             place,
-            "networks are of single clients, and models are to choose from; give"
-            " one of both",
+            "networks name single clients, and models are to choose from; give"
+            " one of the two",
         )
     by_name: dict[str, Architecture] = {}
     for value in table.networks or ():
@@ -482,10 +482,12 @@ def _methods(scenario: ComparedScenario, file: _File) -> Iterator[ComparedMethod
             uplink = uplink_of_tables(file.uplink, ("uplink",))
         else:
             uplink = uplink_of_tables(table.uplink, (*place, "uplink"))
-        if table.late is None:
-            late = late_of_table(file.late, ("late",))
+        if table.asynchronous is None:
+            asynchronous = asynchronous_of_table(file.asynchronous, ("asynchronous",))
         else:
-            late = late_of_table(table.late, (*place, "late"))
+            asynchronous = asynchronous_of_table(
+                table.asynchronous, (*place, "asynchronous")
+            )
         recommended = _recommended(name, scenario, file)
         base = configured(recommended, table.model_extra or {}, place)
         for varied in combinations(table.vary, (*place, "vary")):
@@ -510,7 +512,7 @@ def _methods(scenario: ComparedScenario, file: _File) -> Iterator[ComparedMethod
                 flat,
                 refused,
                 uplink,
-                late,
+                asynchronous,
                 space,
                 file.search.trials if file.search is not None and space else 1,
             )
@@ -571,7 +573,9 @@ def _space(
             ' [search] with use = "optuna" and the number of trials',
         )
     if table.grid:
-        raise ConfigError(place, f"{label} has a grid and a search; give one of both")
+        raise ConfigError(
+            place, f"{label} has a grid and a search; give one of the two"
+        )
     space = space_of(table.search, place)
     for name, leaf in space.items():
         # A name or type that is wrong is refused before anything is trained.

@@ -12,8 +12,11 @@ from typing import Any, cast
 from fedtailor._base.choice import require
 from fedtailor.aggregation.pipelines import find_transform
 from fedtailor.aggregation.uplink_tables import uplink_of_tables
-from fedtailor.engine.training import LateClients
-from fedtailor.engine.training.asynchronous_tables import SETTINGS, late_of_table
+from fedtailor.engine.training import AsynchronousServer
+from fedtailor.engine.training.asynchronous_tables import (
+    SETTINGS,
+    asynchronous_of_table,
+)
 from fedtailor.models import Architecture, find_builder
 from fedtailor.models.plain import architecture_of
 from fedtailor.protocol import Pipeline
@@ -22,7 +25,7 @@ AUTO = "auto"
 """The word for a choice between a linear model and a small network."""
 
 _NAME = re.compile(r"(?P<name>.*\.py:\w+|[^:]*)(:(?P<settings>.*))?", re.DOTALL)
-"""A name, or what stands in a file, FILE.py:NAME; its settings follow after a colon."""
+"""A name, or an object in a file, FILE.py:NAME; its settings follow after a colon."""
 
 
 def uplink_of_texts(texts: Sequence[str]) -> Pipeline:
@@ -41,15 +44,15 @@ def uplink_of_texts(texts: Sequence[str]) -> Pipeline:
     return uplink_of_tables(entries, ())
 
 
-def late_of_text(text: str | None) -> LateClients | None:
+def asynchronous_of_text(text: str | None) -> AsynchronousServer | None:
     """Build the settings of late clients from an option such as `5,weight=hinge`.
 
     Raises:
-        ValueError: as for `late_of_table`.
+        ValueError: as for `asynchronous_of_table`.
     """
     if text is None:
         return None
-    return late_of_table(_parse(text, SETTINGS, f"--late {text}"), ())
+    return asynchronous_of_table(_parse(text, SETTINGS, f"--asynchronous {text}"), ())
 
 
 def architecture_of_text(text: str) -> Architecture:

@@ -223,7 +223,7 @@ class Decision:
         if self.untested:
             conclusions.append(
                 f"Nothing is said of {', '.join(self.untested)}: left out by"
-                " validation data, and the run is not there; the same command makes it"
+                " validation data, and the run is missing; the same command makes it"
                 " again."
             )
         return conclusions
@@ -294,7 +294,7 @@ _GAIN_NOTE = (
     "Positive gains are better. helps, hurts: the interval excludes 0, for this client"
     " and method alone; where sharing changes nothing, one line in twenty says either"
     " by chance. corrected: the same after Holm's correction for all lines. expected"
-    " gain: drawn towards the mean gain of all clients by as much as it is uncertain,"
+    " gain: shrunk towards the mean gain of all clients (the more uncertain, the more),"
     " as single gains of few test rows scatter more than the true ones."
 )
 

@@ -120,14 +120,13 @@ class Tests:
         clients = (~np.isnan(values)).any(axis=0)
         return float(np.nanmean(values[:, clients], axis=0).mean())
 
-    def shown(self, label: str) -> float:
-        """The mean in the displayed unit, with its own direction."""
-        sign = 1 if self.unit.higher_is_better else -1
-        return self.unit.scale * sign * self.mean(label)
+    def value(self, label: str) -> float:
+        """The mean with its own direction."""
+        return self.mean(label) if self.unit.higher_is_better else -self.mean(label)
 
     def text(self, label: str) -> str:
         """The mean as it is shown."""
-        return f"{self.shown(label):.{self.unit.digits}f}"
+        return f"{self.unit.scale * self.value(label):.{self.unit.digits}f}"
 
     @property
     def best(self) -> str:

@@ -38,16 +38,14 @@ class Candidate:
 
     Attributes:
         label: its name.
-        mean: its mean on test rows over clients and seeds, in the displayed unit.
-        text: the mean as it is shown.
-        gain: gain over the recommended method with its interval, stored values; None
+        mean: its mean on test rows over clients and seeds, in the unit of the metric.
+        gain: gain over the recommended method with its interval, in the same unit; None
             for the recommended one.
         is_method: whether it is a method, no baseline.
     """
 
     label: str
     mean: float
-    text: str
     gain: Interval | None
     is_method: bool = True
 
@@ -159,7 +157,8 @@ class Verdict:
                 gain = _gain_cell(
                     unit, (it.gain.estimate, it.gain.low, it.gain.high), "no interval"
                 )
-            rows.append([it.label, Number(it.mean, it.text), gain])
+            mean = unit.scale * it.mean
+            rows.append([it.label, Number(mean, f"{mean:.{unit.digits}f}"), gain])
         columns = ["candidate", f"mean\n{unit.label}", f"gain over {chosen}\n(95 %)"]
         return ReportTable(self.subject, columns, rows)
 
@@ -205,8 +204,8 @@ class Verdict:
                 row.insert(1, client.method)
             rows.append(row)
         note = (
-            f"Gain: over training alone, drawn towards the mean of all {self.nouns.many} by"
-            " as much as it is uncertain; + is better."
+            f"Gain over training alone, shrunk towards the mean gain of all {self.nouns.many}"
+            " (the more uncertain, the more); + is better."
         )
         return ReportTable(title, columns, rows, text=text, note=note)
 
@@ -214,8 +213,8 @@ class Verdict:
         """The table with one row for each client, and all that is known of it."""
         note = (
             "Test rows: of one split. Ranges: 95 % intervals, each for itself. Gains: + is"
-            " better; drawn towards the mean gain of all"
-            f" {self.nouns.many} by as much as each is uncertain."
+            " better; shrunk towards the mean gain of all"
+            f" {self.nouns.many} (the more uncertain, the more)."
         )
         columns = [
             self.client_column,
@@ -278,7 +277,10 @@ class Verdict:
         ]
 
     def as_dict(self) -> dict[str, Any]:
-        """Converts the verdict to a dict for JSON."""
+        """Converts the verdict to a dict for JSON.
+
+        Values and gains are in the unit of the metric: an accuracy is a share.
+        """
         return finite(
             {
                 "subject": self.subject,

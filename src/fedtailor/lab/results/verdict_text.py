@@ -260,8 +260,8 @@ def candidates_of(
     found = []
     for label in sorted(titles, key=tests.mean, reverse=True):
         gain = None if label == chosen else tests.gain(label, chosen)
-        mean, text = tests.shown(label), tests.text(label)
-        found.append(Candidate(titles[label], mean, text, gain, label in tests.methods))
+        mean, is_method = tests.value(label), label in tests.methods
+        found.append(Candidate(titles[label], mean, gain, is_method))
     return found
 
 
@@ -320,9 +320,10 @@ def summary_of(
     shown = [client for client in judged if client.word != NO_DIFFERENCE_SHOWN]
     corrected = sum(client.p_holm < ALPHA for client in shown)
     if corrected < len(shown):
+        remain = "remains" if corrected == 1 else "remain"
         text += (
-            f" (of the {len(shown)} differences, {corrected} remain after correction for"
-            f" {len(judged)} tests)"
+            f" ({corrected} of the {len(shown)} differences {remain} after correction"
+            f" for {len(judged)} tests)"
         )
     return f"{text}."
 

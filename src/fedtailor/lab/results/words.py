@@ -115,8 +115,8 @@ BASELINE_WORDS: Mapping[str, MethodWords] = {
     ),
     "trees-personal": MethodWords(
         "shared, own trees",
-        "trees boosted on sums over clients, which may ask for the client, then each"
-        " client's own; they are boosted in one process, not over machines",
+        "trees boosted on sums over clients, which may split by client, then each"
+        " client's own trees; boosted in one process, not over machines",
     ),
 }
 """The same of what is trained beside the methods and can be used as they are; it is less

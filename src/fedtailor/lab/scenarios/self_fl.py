@@ -140,8 +140,8 @@ def sent140(
     """Tweets by their users, positive or negative: of each the first 25 words, as token
     ids.
 
-    The 772 users of FedProx have 30 tweets or more. Here are those with the most tweets
-    in the data directory (in the shared subset of the data, with 3 to 17).
+    The 772 users of FedProx have 30 tweets or more. The clients here are those with the
+    most tweets in the data directory (in the shared subset of the data, with 3 to 17).
 
     Args:
         seed: random seed of the splits.

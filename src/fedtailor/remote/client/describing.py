@@ -116,7 +116,7 @@ class Question(BaseModel):
         given = self.epsilon is not None and self.delta is not None
         require(
             given if is_noisy else not (given or self.ranges),
-            "noisy counts, and no others, have epsilon, delta and ranges",
+            "epsilon, delta and ranges belong to noisy counts, and only to them",
         )
         kinds = kinds_of(schema)
         for name, (low, high) in self.ranges.items():
@@ -236,7 +236,7 @@ class Describer:
         refuse_unless(
             sent == own or (sent is None and question.step == COLUMNS),
             Refusal.OTHER_STATISTICS,
-            "its rows are others than when it sent their sums in this job, which it does"
+            "its rows differ from those whose sums it sent in this job, which it does"
             " once; start it with those rows, or take part in a new job, with another seed",
         )
         if question.step == COLUMNS:

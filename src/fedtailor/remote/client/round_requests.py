@@ -231,8 +231,8 @@ class RoundHandler:
         refuse_unless(
             path.read_text("utf-8") == rows,
             Refusal.UNSAFE_SUM,
-            "its rows are others than when it had a part in sums of this job; start it"
-            " with those rows, or take part in a new job, with another seed",
+            "its rows differ from those with which it took part in sums of this job;"
+            " start it with those rows, or take part in a new job, with another seed",
         )
         self._sum_client.hold(
             request.round,

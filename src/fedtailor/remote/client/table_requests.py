@@ -201,7 +201,7 @@ class JobHandler:
             refuse_unless(
                 self._sent is None or own == self._sent,
                 Refusal.OTHER_STATISTICS,
-                "its rows are others than when it sent their sums in this job, which it"
+                "its rows differ from those whose sums it sent in this job, which it"
                 " does once; start it with those rows, or take part in a new job, with"
                 " another seed",
             )

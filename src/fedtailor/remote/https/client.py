@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from http.cookiejar import CookieJar, DefaultCookiePolicy
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedtailor._base.choice import require
 from fedtailor._base.documentation import see
@@ -120,6 +120,7 @@ class Connection:
             ) from None
         self.session = secrets.token_hex(16)
         self._largest = int(LARGEST_SHARE * total_memory())
+        self._streams = dict[int, Any]()  # thread -> the last connection that it made
         self._client = httpx.Client(
             base_url=f"https://{self.address}",
             verify=context,
@@ -166,7 +167,22 @@ class Connection:
         """Go offline; tells the coordinator if it can be reached."""
         with suppress(Disconnected, ValueError):
             self._ask("POST", f"/leave/{self.session}", seconds=LEAVE_S)
+        self._close()
+
+    def _close(self) -> None:
+        """Close all connections, also one that another thread is just making."""
         self._client.close()
+        for stream in list(self._streams.values()):
+            stream.close()
+
+    def _trace(self, event: str, info: dict[str, Any]) -> None:
+        """Keep a connection that was made: httpx does not close it if it is closed before
+        that connection's first request.
+        """
+        if event.endswith("start_tls.complete"):
+            self._streams[threading.get_ident()] = info["return_value"]
+            if self._client.is_closed:
+                info["return_value"].close()
 
     def _ask(
         self,
@@ -193,7 +209,12 @@ class Connection:
         try:
             timeout = httpx.Timeout(min(CONNECT_S, seconds), read=seconds)
             with self._client.stream(
-                method, path, content=content, headers=headers, timeout=timeout
+                method,
+                path,
+                content=content,
+                headers=headers,
+                timeout=timeout,
+                extensions={"trace": self._trace},
             ) as response:
                 if response.status_code == 409:
                     raise Refused(

@@ -28,15 +28,15 @@ from fedtailor.data.tables.options import Hazard
 from fedtailor.data.tables.windows import Windowing
 from fedtailor.engine.training import (
     MOST_ROUNDS,
+    AsynchronousServer,
     Callback,
-    LateClients,
     Privacy,
     RunSpec,
     Sampling,
     UntilScore,
     as_participation,
 )
-from fedtailor.engine.training.asynchronous_tables import CLOCK, late_of_table
+from fedtailor.engine.training.asynchronous_tables import CLOCK, asynchronous_of_table
 from fedtailor.models import Architecture
 from fedtailor.models.metrics import find_metric
 from fedtailor.models.plain import architecture_of
@@ -115,7 +115,7 @@ class _Training(_Table):
     participation: Annotated[float, Field(gt=0)] = 1.0
     sampling: Sampling = "uniform"
     metrics: list[str] = []
-    late: dict[str, Any] | None = None
+    asynchronous: dict[str, Any] | None = None
     until_converged: bool = False
     until_score: float | None = None
 
@@ -452,7 +452,7 @@ def _spec(content: Mapping[str, Any], training: _Training) -> RunSpec:
             "Byzantine clients are for simulations; leave them out of a job",
         )
     model = _model(content["model"])
-    late = _late(training)
+    asynchronous = _asynchronous(training)
     with _errors_at("privacy", "secure_aggregation"):
         spec = RunSpec(
             algorithm,
@@ -464,25 +464,27 @@ def _spec(content: Mapping[str, Any], training: _Training) -> RunSpec:
             metrics=tuple(training.metrics),
             privacy=_table(Privacy, {"privacy": privacy}, "privacy", also=("uplink",)),
         )
-    with _errors_at("training", "late"):
-        return replace(spec, late=late, until_converged=training.until_converged)
+    with _errors_at("training", "asynchronous"):
+        return replace(
+            spec, asynchronous=asynchronous, until_converged=training.until_converged
+        )
 
 
-def _late(training: _Training) -> LateClients | None:
+def _asynchronous(training: _Training) -> AsynchronousServer | None:
     """How the coordinator takes answers that come late; None if it waits for them.
 
     Raises:
         ConfigError: a setting is unknown or has a wrong value, or is of simulations only.
     """
-    place = ("training", "late")
-    for name in training.late or {}:
+    place = ("training", "asynchronous")
+    for name in training.asynchronous or {}:
         if name in (*CLOCK, "slowness"):
             raise ConfigError(
                 (*place, name),
                 f"{name} is of the simulated clock, and over machines clients take as long"
                 " as they take; leave it out",
             )
-    return late_of_table(training.late, place)
+    return asynchronous_of_table(training.asynchronous, place)
 
 
 def _table(
@@ -564,8 +566,8 @@ def _windowing(data: _Data) -> Windowing | None:
             if getattr(data, name) is not None:
                 raise ConfigError(
                     ("data", name),
-                    f"{name} is for windows of rows; say how many rows one has with"
-                    " window, or leave it out",
+                    f"{name} is for windows of rows; give their length as window, or"
+                    f" leave {name} out",
                 )
         return None
     if data.time is None or data.gap is None:

@@ -46,7 +46,7 @@ sgd = {{ lr = 0.05, epochs = 1, batch_size = 32 }}
 rounds = 50                       # at most, with until_converged = true, or until_score = 0.9 (validation rows)
 seed = 0
 minimum = {minimum}                       # clients without which a round does not count
-deadline = 300                    # seconds that a round waits for clients; late = {{ buffer = 3 }}: only for 3 answers
+deadline = 300                    # seconds that a round waits; asynchronous = {{ buffer = 3 }}: only for 3 answers
 participation = 1.0               # who trains in a round: a share of the clients (up to 1), or a number (from 2)
 sampling = "uniform"              # or "samples": by training rows; "poisson": each independently (for noise)
 

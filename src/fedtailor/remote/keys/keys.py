@@ -228,7 +228,7 @@ def write_new(path: Path, content: bytes, *, secret: bool = False) -> None:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     except FileExistsError:
         raise ValueError(
-            f"{path} is there already, and nothing is overwritten; move it away first"
+            f"{path} already exists, and nothing is overwritten; move it away first"
         ) from None
     except OSError as error:
         raise ValueError(f"cannot write {path}: {error.strerror}") from None
@@ -239,7 +239,7 @@ def write_new(path: Path, content: bytes, *, secret: bool = False) -> None:
 
 
 def replace_file(path: Path, content: bytes, *, secret: bool = False) -> None:
-    """Write a file atomically, replacing the one that is there, if any.
+    """Write a file atomically, replacing an existing one.
 
     Args:
         path: path of the file.

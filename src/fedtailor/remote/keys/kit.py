@@ -335,10 +335,8 @@ def _make_coordinator(
     """
     coordinator, job_file = directory / COORDINATOR, directory / JOB
     if job is not None:
-        require(
-            address is None, "the address stands in the job file; leave out --address"
-        )
-        require(columns is None, "the columns stand in the job file; leave out --data")
+        require(address is None, "the address is in the job file; leave out --address")
+        require(columns is None, "the columns are in the job file; leave out --data")
         host = read_job(job).host
         content = job.read_bytes()
         require(

@@ -175,7 +175,7 @@ def check_place(directory: Path, *, resume: bool) -> None:
     """
     require(
         not directory.exists(),
-        f"{directory} is there already; move it away to boost again",
+        f"{directory} already exists; move it away to boost again",
     )
     under_way = directory.parent / UNDER_WAY
     require(

@@ -125,8 +125,8 @@ def coordinate(
     )
     seen = _table(seen_rows, data.names)
     unseen = _table(unseen_rows, data.names)
-    if job.spec.late is not None:
-        check_buffer(job.spec.late, len(seen))
+    if job.spec.asynchronous is not None:
+        check_buffer(job.spec.asynchronous, len(seen))
     if plan.sums is not None:
         plan.sums.check_client_count(
             plan.algorithm, job.spec.participation.reporters(len(seen)), len(seen)
@@ -216,9 +216,11 @@ class _Answers(Callback):
 
     def on_end(self, training: Training) -> None:
         assert isinstance(training, RemoteTraining)
-        if training.late is not None:
+        if training.asynchronous is not None:
             names = training.executor.seen.names
-            self._store.write_table(ANSWERS, answers(training.late.record, names))
+            self._store.write_table(
+                ANSWERS, answers(training.asynchronous.record, names)
+            )
 
 
 def _table(rows: Mapping[str, NDArray[np.int64]], names: Sequence[str]) -> Clients:

@@ -1,6 +1,6 @@
 """Asynchronous training over machines: requests stay open while the coordinator
 continues, and it updates its model as soon as enough answers have arrived
-(`LateClients`).
+(`AsynchronousServer`).
 """
 
 import time

@@ -51,8 +51,9 @@ from fedtailor.remote.wire.secure_sums import (
 )
 
 MAX_WEIGHTS = 2**14
-"""The largest number of weights in a request, as every client looks at all combinations
-of the sums, by linear programs for some of them: seconds at most (`MAX_PROGRAMS`).
+"""The largest number of weights in a request. Every client looks at all combinations of
+the sums, some of them with linear programs; this bounds the time to seconds (see
+`MAX_PROGRAMS`).
 """
 
 

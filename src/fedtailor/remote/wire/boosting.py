@@ -169,11 +169,11 @@ def read_steps(
     for place, step in enumerate(read.steps):
         require(
             step.input < inputs and step.output < outputs,
-            "a step of boosting names an input or output that there is not",
+            "a step of boosting names an input or output that does not exist",
         )
         if step.kind == FINISH:
             require(
-                place == len(read.steps) - 1, "a step of boosting goes on after the end"
+                place == len(read.steps) - 1, "a step of boosting follows the last one"
             )
             result.append(step)
             continue

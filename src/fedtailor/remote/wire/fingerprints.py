@@ -103,9 +103,9 @@ class OwnOrigin:
             )
         if before.rows != self._own.rows:
             log.warning(
-                "the rows are others than this client had in this job before; the"
-                " training goes on with them, and tells the coordinator that they"
-                " changed"
+                "the rows differ from those that this client had in this job"
+                " before; training continues with them, and the coordinator learns"
+                " that they changed"
             )
 
     @property
@@ -179,7 +179,7 @@ class Origins:
             )
         if before is not None and now.rows != before.rows:
             COORDINATOR_LOG.warning(
-                f"client {client}: its rows are others than before; it keeps the weight"
+                f"client {client}: its rows differ from before; it keeps the weight"
                 " that was agreed at the start"
             )
         if self._path is not None:

@@ -34,7 +34,7 @@ def save_progress(
 
     Args:
         progress: the rounds.
-        path: the file; one that is there is replaced.
+        path: the file; an existing one is replaced.
         origin: the boosting that they are from; values for JSON.
 
     Raises:

@@ -56,8 +56,8 @@ def client_gains(
     1 - confidence in any line with probability at most 1 - confidence. `best_method`
     makes a statement on all clients together.
 
-    `expected` is the gain shrunken towards the mean gain of all clients by the same
-    method, by as much as it is uncertain, with an interval (see `hierarchical`): the
+    `expected` is the gain shrunk towards the mean gain of all clients with the same
+    method (the more uncertain, the more), with an interval (see `hierarchical`): the
     single gains of few test rows scatter more than the true ones, and the largest are
     too large. With fewer than `MIN_CLIENTS` clients it is the gain itself.
 

@@ -70,10 +70,10 @@ def recommend(
     where each seed splits their rows differently, and else for clients like these.
 
     For one client: a method whose expected difference to the one for all is above two
-    standard errors. The differences of all clients are drawn towards their mean by as
-    much as they are uncertain (see `shrink`), as one client's few validation rows say
-    little. With fewer than three seeds or three clients nothing tells how uncertain they
-    are, and all clients get the same.
+    standard errors. The differences of all clients are shrunk towards their mean, the
+    more uncertain, the more (see `shrink`), as one client's few validation rows say
+    little. With fewer than three seeds or three clients nothing tells how uncertain
+    they are, and all clients get the same.
 
     Args:
         values: validation values, one row for each method, seed and client, with the

@@ -245,7 +245,7 @@ def best_method(
 
 
 def _expected_of_leader(tables: list[NDArray[np.float64]]) -> float:
-    """The first method's mean, shrunken towards the mean of all methods.
+    """The first method's mean, shrunk towards the mean of all methods.
 
     What all methods have in common (an easy client, a lucky split) is no reason to
     shrink: only the deviations from the methods' mean, and their variances over clients

@@ -77,8 +77,8 @@ def protocol(experiment: StoredExperiment, scenario: str, run: StoredRun) -> Sec
         ),
         "which round": f"the last one, {experiment.rounds_text(scenario)}; curves: {curves}",
         "which split": (
-            "each client's own test rows; clients that never trained count in no mean"
-            " but their own"
+            "each client's own test rows; clients that never trained are left out of all"
+            " means but their own"
         ),
         "which weighting": "every client counts the same in a mean, whatever its size",
         "metric": run.unit.axis,

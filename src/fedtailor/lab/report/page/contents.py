@@ -331,7 +331,9 @@ def sets(scenario: str, runs: Mapping[str, Seeds], decision: Decision) -> list[S
     Returns:
         One section; none if its runs have stored no validation rows.
     """
-    label = next(iter(runs)) if decision.winner is None else decision.winner.leader
+    # Candidates that are no methods, such as trees, have no runs.
+    means = {} if decision.winner is None else decision.winner.means
+    label = next(it for it in (*means, *runs) if it in runs)
     title = f"{scenario}: sets and intervals of {100 * COVERAGE:g} %, {label}"
     table = coverage_table(title, runs[label])
     if table is None:

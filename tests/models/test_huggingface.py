@@ -238,6 +238,24 @@ def test_a_model_can_be_stored_and_named_in_a_file(bert):
     assert model_from_plain(plain, held=model.architecture.held) == model
 
 
+def test_a_whole_network_is_trained_stored_and_opened(bert, tmp_path):
+    x = np.asarray(token_ids(12))
+    federation = ft.federation.from_arrays(x, np.arange(12) % 2, ["a", "b"] * 6)
+    method = ft.Local(sgd=ft.SGD(lr=0.01, steps=1, batch_size=4))
+    network = from_huggingface(str(bert))
+    run = ft.run(method, federation, network, rounds=1, directory=tmp_path / "run")
+    run.export(tmp_path / "models")
+    own = run.personal("a")
+    start = own.model.init(jax.random.key(0))
+    assert 0 < np.abs(own.theta - start).max() < 1
+    for back in (
+        ft.open(tmp_path / "run").personal("a"),
+        ft.load_models(tmp_path / "models")["a"],
+    ):
+        assert back.model == own.model
+        np.testing.assert_array_equal(back.theta, own.theta)
+
+
 @pytest.mark.parametrize(
     ("change", "options", "message"),
     [

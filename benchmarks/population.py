@@ -1,13 +1,14 @@
 """Rounds of a population whose client states are larger than memory: seconds, memory,
 disk.
 
-python benchmarks/population.py
+python benchmarks/population.py           one population, step by step
+python benchmarks/population.py --flat    rounds of 10,000 and of 1,000,000 clients
 """
 
 import argparse
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
@@ -18,18 +19,27 @@ from measuring import load, machine
 from rich.console import Console
 from rich.table import Table
 
-from fedtailor.algorithms import Ditto
+from fedtailor.algorithms import UCFL, Ditto, FedAvg
 from fedtailor.data.federation import Federation, Ragged
+from fedtailor.engine.executors import Settings
 from fedtailor.engine.runs import simulate
 from fedtailor.engine.storage.checkpoint import load_tree, save_tree
 from fedtailor.engine.training import Participation, Training
 from fedtailor.models import mlp
 from fedtailor.protocol import SGD
+from fedtailor.statistics.decision import mean_interval
 
 INPUTS, CLASSES, TRAIN, TEST = 16, 10, 10, 2
 MODEL = mlp(925).bind((INPUTS,), CLASSES)
 """24,985 parameters: a state of 99,940 bytes."""
-METHOD = Ditto(sgd=SGD(lr=0.01, batch_size=10))
+PLAIN = SGD(lr=0.01, batch_size=10)
+METHOD = Ditto(sgd=PLAIN)
+METHODS = {
+    "fedavg": FedAvg(PLAIN),
+    "ditto": METHOD,
+    "ucfl": UCFL(PLAIN, streams=4),
+}
+SIZES = (10_000, 1_000_000)
 GIB = 2**30
 
 
@@ -45,9 +55,28 @@ def main() -> None:
         type=Path,
         help="on a disk with room for two states of every client",
     )
+    parser.add_argument(
+        "--flat",
+        nargs="*",
+        choices=METHODS,
+        metavar="METHOD",
+        help="compare rounds of a small and of a large population",
+    )
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
     options = parser.parse_args()
     console = Console(width=120, highlight=False)
     console.print(machine("jax"))
+    if options.flat is not None:
+        console.print(
+            compared(
+                options.flat or METHODS,
+                options.sizes,
+                options.cohort,
+                options.rounds,
+                options.directory,
+            )
+        )
+        return
     with tempfile.TemporaryDirectory(dir=options.directory) as directory:
         console.print(
             measured(options.clients, options.cohort, options.rounds, Path(directory))
@@ -120,6 +149,67 @@ def measured(clients: int, cohort: int, rounds: int, directory: Path) -> Table:
         training.executor.states.read(np.arange(cohort), cohort)["model"], expected
     )
     return table
+
+
+def compared(
+    methods: Iterable[str],
+    sizes: Sequence[int],
+    cohort: int,
+    rounds: int,
+    directory: Path | None,
+) -> Table:
+    """Rounds of populations of several sizes, whose states are in a file."""
+    table = Table(
+        "method",
+        "clients",
+        "a round, s (median, least, most)",
+        "anonymous memory at most, GiB",
+        "disk, GiB",
+        f"evaluation of {cohort:,} clients, s",
+        "mean accuracy (95 %)",
+        "load",
+        title=f"{cohort:,} clients in a round, a model of {4 * MODEL.size:,} bytes",
+    )
+    for clients in sizes:
+        federation = population(clients)
+        for name in methods:
+            with tempfile.TemporaryDirectory(dir=directory) as folder, peak() as found:
+                try:
+                    training = simulate(
+                        METHODS[name],
+                        federation,
+                        MODEL,
+                        participation=Participation(count=cohort),
+                        evaluate_clients=cohort,
+                        settings=Settings(state_limit=0),
+                        directory=Path(folder),
+                    )
+                    seconds = [timed(training.advance) for _ in range(rounds + 1)][1:]
+                except (ValueError, MemoryError) as error:
+                    table.add_row(name, f"{clients:,}", str(error))
+                    continue
+                evaluation = timed(training.evaluate)
+                disk = sum(
+                    path.stat().st_blocks * 512 for path in Path(folder).iterdir()
+                )
+                accuracy = mean_interval(training.metrics.values(), of=clients)
+            table.add_row(
+                name,
+                f"{clients:,}",
+                f"{np.median(seconds):.2f} ({min(seconds):.2f}, {max(seconds):.2f})",
+                f"{found[0] / GIB:.2f}",
+                f"{disk / GIB:.2f}",
+                f"{evaluation:.2f}",
+                f"{accuracy.estimate:.3f} ({accuracy.low:.3f} to {accuracy.high:.3f})",
+                load(),
+            )
+    return table
+
+
+def timed(call: Callable[[], object]) -> float:
+    before = perf_counter()
+    call()
+    return perf_counter() - before
 
 
 def population(clients: int) -> Federation:

@@ -44,6 +44,7 @@ suppress_warnings = [
     "ref.python",  # `Diverged` is a name of several packages
 ]
 
+smartquotes_action = "qe"  # `--option` keeps its hyphens
 default_role = "code"  # `name` in docstrings
 autodoc_typehints = "signature"
 autodoc_member_order = "bysource"

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import fedtailor
+import fedtailor.algorithms  # registers all methods
 from fedtailor.protocol import Algorithm
 
 ROOT = Path(__file__).parents[2]

@@ -10,6 +10,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from pygments.token import Name
 
 import fedtailor as ft
 
@@ -22,6 +23,7 @@ from generators import (  # noqa: E402
     agents,
     api,
     commands,
+    highlight,
     measured,
     methods,
     notebooks,
@@ -552,6 +554,14 @@ def test_a_notebook_is_executed_again_when_its_cells_have_changed(
     calls.clear()
     notebooks.write(tmp_path)
     assert len(calls) == len(notebooks.NOTEBOOKS) - len(notebooks.QUICK)
+
+
+def test_options_of_commands_are_tokens_which_no_line_divides():
+    command = "fedtailor compare t.csv --client ward -m 3 --lr=0.1 # not --this\n"
+    tokens = list(highlight.Commands().get_tokens(command))
+    assert "".join(text for _, text in tokens) == command
+    options = [text for kind, text in tokens if kind is Name.Attribute]
+    assert options == ["--client", "-m", "--lr"]
 
 
 def test_the_notebook_of_the_tutorial_makes_its_table(tmp_path, monkeypatch):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import jax
 
+from fedtailor._base.choice import require
 from fedtailor._base.xla_flags import add_flags
 
 _FLAGS = {
@@ -38,6 +39,28 @@ def total_memory() -> int:
     with suppress(OSError, ValueError):
         memory = min(memory, int(_CGROUP_LIMIT.read_text()))
     return memory
+
+
+def check_memory(count: float, itemsize: int, name: str) -> None:
+    """Require that arrays fit into the memory of this machine.
+
+    A mistyped size would freeze the machine otherwise.
+
+    Args:
+        count: number of entries of the arrays.
+        itemsize: bytes per entry.
+        name: what needs the arrays, for the message.
+
+    Raises:
+        ValueError: the arrays need more bytes than the machine has.
+    """
+    required = count * itemsize
+    installed = total_memory()
+    require(
+        required <= installed,
+        f"{name} needs {required / 2**30:,.0f} GiB of memory, and this machine has"
+        f" {installed / 2**30:.0f}",
+    )
 
 
 _CGROUP_USAGE = Path("/sys/fs/cgroup/memory.current")

@@ -10,6 +10,7 @@ from jaxtyping import Array, Bool, Float
 from fedtailor._base.choice import require
 from fedtailor.aggregation import mix
 from fedtailor.aggregation.distances import cosine_similarity, squared_distances
+from fedtailor.algorithms.helpers.pairs import check_pairs
 from fedtailor.algorithms.helpers.personal_model import PersonalModelAlgorithm
 from fedtailor.algorithms.helpers.proximal import require_stable
 from fedtailor.protocol import (
@@ -135,6 +136,7 @@ class FedAMP(PersonalModelAlgorithm):
         )
 
     def check(self, population: Population) -> None:
+        check_pairs(population, self.about.name)
         others, sigma = len(population) - 1, self._scale(len(population))
         require(
             self.heur or self.alpha * others <= sigma,

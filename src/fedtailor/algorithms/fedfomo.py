@@ -10,6 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 from numpy.typing import NDArray
 
 from fedtailor._base.choice import require, require_one_of
+from fedtailor.algorithms.helpers.pairs import check_pairs
 from fedtailor.protocol import (
     NOT_SENT,
     SGD,
@@ -134,6 +135,9 @@ class FedFomo(Algorithm):
 
     # on the server
     # ----------------------------------------------------------------------------------
+
+    def check(self, population: Population) -> None:
+        check_pairs(population, self.about.name)
 
     def init_server(self, init: Init, population: Population) -> FedFomoState:
         clients, theta = len(population), init(0)

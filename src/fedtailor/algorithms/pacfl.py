@@ -14,6 +14,7 @@ from fedtailor._base.choice import require, require_one_of
 from fedtailor.aggregation import ServerOptimizer, cluster_averages, reporter_weights
 from fedtailor.aggregation.agglomerative import agglomerative
 from fedtailor.algorithms.helpers.averaging import AveragedModels, average_step
+from fedtailor.algorithms.helpers.pairs import check_pairs
 from fedtailor.algorithms.helpers.subspaces import (
     joint_subspaces,
     leading_vectors,
@@ -156,6 +157,7 @@ class PACFL(Algorithm):
         require_one_of(self.linkage, linkages, "linkage")
 
     def check(self, population: Population) -> None:
+        check_pairs(population, self.about.name)
         clients = len(population)
         require(
             self.clusters is None or self.clusters <= clients,

@@ -22,6 +22,7 @@ from fedtailor.aggregation import (
 )
 from fedtailor.aggregation.clusters import choose_streams, k_means
 from fedtailor.algorithms.helpers.last_uploads import LastUploads
+from fedtailor.algorithms.helpers.pairs import check_pairs
 from fedtailor.algorithms.helpers.user_centric import (
     BeforeProbe,
     UCFLState,
@@ -120,6 +121,7 @@ class PaperUCFL(Algorithm):
         )
 
     def check(self, population: Population) -> None:
+        check_pairs(population, self.about.name)
         clients = len(population)
         if isinstance(self.streams, int):
             require(

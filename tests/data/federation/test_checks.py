@@ -6,7 +6,6 @@ import pytest
 from fedtailor.data.federation.checks import (
     check_finite,
     check_integer,
-    check_memory,
     check_seed,
     plain_array,
     plain_text,
@@ -44,16 +43,6 @@ def test_numbers_are_finite():
             check_finite(value, "alpha")
     with pytest.raises(ValueError, match="clients is 0; it must be 1 or more"):
         check_integer(0, "clients", 1)
-
-
-def test_sizes_beyond_the_machine_are_refused_before_anything_is_allocated():
-    check_memory(1000, 8, "this")
-    for numbers in (10**15, float("inf"), float("nan")):
-        with pytest.raises(
-            ValueError,
-            match=r"a billion clients needs .* GiB of memory, and this machine has",
-        ):
-            check_memory(numbers, 8, "a billion clients")
 
 
 def test_arrays_become_plain():

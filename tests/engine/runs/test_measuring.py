@@ -103,6 +103,52 @@ def test_metrics_of_personal_models_are_those_of_scikit_learn(federation, debug)
             )
 
 
+def test_a_sample_of_clients_has_the_values_that_they_have_among_all(
+    federation, tmp_path
+):
+    everyone, some = (
+        run(
+            METHOD,
+            federation,
+            MODEL,
+            2,
+            evaluate_clients=count,
+            directory=tmp_path / f"{count}",
+        )
+        for count in (None, 3)
+    )
+    frame = some.frame()
+    sampled = frame.filter(~pl.col("unseen"))["client"].unique().to_list()
+    assert len(sampled) == 3 and set(frame["round"]) == {1, 2}
+    kept = everyone.frame().filter(pl.col("client").is_in([*sampled, "e"]))
+    assert frame.equals(kept)
+    for name in "abcde":
+        np.testing.assert_array_equal(
+            some.personal(name).theta, everyone.personal(name).theta
+        )
+    found = some.summary()
+    values = some.metrics.values("accuracy")
+    assert (found.clients, found.evaluated_clients) == (4, 3)
+    # Student's interval for 2 degrees of freedom, of 3 out of 4 values.
+    half = 4.302653 * np.sqrt(values.var(ddof=1) / 3 * (1 - 3 / 4))
+    np.testing.assert_allclose(
+        [found.mean, found.mean_low, found.mean_high],
+        [values.mean(), values.mean() - half, values.mean() + half],
+        rtol=1e-6,
+    )
+    assert everyone.summary().as_dict().keys() == found.as_dict().keys() - {
+        "evaluated_clients",
+        "mean_low",
+        "mean_high",
+    }
+    with pytest.raises(ValueError, match="evaluate_clients"):
+        run(METHOD, federation, MODEL, 3, directory=tmp_path / "3", resume=True)
+    again = run(METHOD, federation, MODEL, 1, evaluate_clients=4).frame()
+    assert again.equals(everyone.frame().filter(pl.col("round") == 1))
+    with pytest.raises(ValueError, match="evaluate_clients is 1; a mean"):
+        run(METHOD, federation, MODEL, 1, evaluate_clients=1)
+
+
 def test_more_metrics_change_nothing_of_the_others(federation):
     plain, more = (
         run(METHOD, federation, MODEL, 1, metrics=metrics).frame()

@@ -68,7 +68,9 @@ class Options:
     """What to measure in addition to loss and accuracy (roc_auc, balanced_accuracy, ...); the
     first is what the run is judged by."""
     evaluate_every: int = 1
-    """Evaluate all personal models after every n-th round, and after the last."""
+    """Evaluate the personal models after every n-th round, and after the last."""
+    evaluate_clients: int | None = None
+    """Evaluate so many clients, drawn once (all by default)."""
     out: Path | None = None
     """Keep the run in this directory: settings, metrics, ledger, checkpoints."""
     resume: bool = False
@@ -94,7 +96,14 @@ class Options:
     """Print one JSON object instead of a table."""
 
     def __post_init__(self) -> None:
-        check_counts(self, "rounds", "evaluate_every", "checkpoint_every", "devices")
+        check_counts(
+            self,
+            "rounds",
+            "evaluate_every",
+            "evaluate_clients",
+            "checkpoint_every",
+            "devices",
+        )
         check_seeds("seed", self.seed)
 
 
@@ -167,6 +176,7 @@ def run(arguments: list[str]) -> int:
             uplink=uplink_of_texts(options.uplink),
             asynchronous=asynchronous_of_text(options.asynchronous),
             evaluate_every=options.evaluate_every,
+            evaluate_clients=options.evaluate_clients,
             metrics=options.metrics,
             settings=settings,
             callbacks=trackers,

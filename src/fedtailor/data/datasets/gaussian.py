@@ -3,11 +3,11 @@
 import numpy as np
 
 from fedtailor._base.choice import require
+from fedtailor._base.memory import check_memory
 from fedtailor.data.datasets.registry import register
 from fedtailor.data.federation.checks import (
     check_finite,
     check_integer,
-    check_memory,
     check_seed,
 )
 from fedtailor.data.federation.dataset import numbered_names

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtailor._base.files import reason, translate_read_errors
-from fedtailor.data.federation.checks import check_memory
+from fedtailor._base.memory import check_memory
 
 _DTYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 

@@ -19,6 +19,7 @@ import polars as pl
 
 from fedtailor._base.choice import check_choice, require
 from fedtailor._base.files import reason
+from fedtailor._base.memory import check_memory
 from fedtailor.data.datasets.registry import register
 from fedtailor.data.datasets.store import (
     Arrays,
@@ -28,7 +29,7 @@ from fedtailor.data.datasets.store import (
     file_exists,
     read,
 )
-from fedtailor.data.federation.checks import check_integer, check_memory
+from fedtailor.data.federation.checks import check_integer
 from fedtailor.data.federation.dataset import Dataset
 
 _SUBSET = Source(

@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedtailor._base.choice import require
-from fedtailor._base.memory import total_memory
 
 SPLITS = ("train", "val", "test")
 """The splits of a client's examples, in the order that is used everywhere."""
@@ -73,28 +72,6 @@ def short_repr(value: Any) -> str:
     """`repr` of a value in one line of at most 60 characters, for messages."""
     text = " ".join(repr(value).split())
     return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def check_memory(count: float, itemsize: int, name: str) -> None:
-    """Require that arrays fit into the memory of this machine.
-
-    A mistyped size would freeze the machine otherwise.
-
-    Args:
-        count: number of entries of the arrays.
-        itemsize: bytes per entry.
-        name: what needs the arrays, for the message.
-
-    Raises:
-        ValueError: the arrays need more bytes than the machine has.
-    """
-    required = count * itemsize
-    installed = total_memory()
-    require(
-        required <= installed,
-        f"{name} needs {required / 2**30:,.0f} GiB of memory, and this machine has"
-        f" {installed / 2**30:.0f}",
-    )
 
 
 def plain_array(values: ArrayLike, name: str) -> NDArray[Any]:

@@ -13,9 +13,9 @@ import polars as pl
 from numpy.typing import NDArray
 
 from fedtailor._base.files import existing_file, translate_read_errors
+from fedtailor._base.memory import check_memory
 from fedtailor._base.parquet import read_foreign_parquet
 from fedtailor.data.federation.build import from_arrays
-from fedtailor.data.federation.checks import check_memory
 from fedtailor.data.federation.federation import Federation
 
 NUMPY_ERRORS = (

@@ -23,6 +23,7 @@ from fedtailor.engine.training import Metrics, Training
 from fedtailor.engine.training.personal import personal_models
 from fedtailor.models import Model
 from fedtailor.protocol import Algorithm, Exchanges, Predictor, drive
+from fedtailor.statistics.decision import mean_interval
 
 if TYPE_CHECKING:
     import polars as pl
@@ -280,6 +281,23 @@ class Run:
             + table_of_frame(shown, f"clients after round {last}")
         )
 
+    def _of_sample(self, values: NDArray[np.float64]) -> dict[str, Any]:
+        """What a summary says of an evaluation of some clients only.
+
+        Args:
+            values: [c] the metric of the seen clients that were evaluated.
+        """
+        training = self.training
+        asked, clients = training.evaluate_clients, len(training.population)
+        if asked is None or asked >= clients or not len(values):
+            return {}
+        found = mean_interval(values, of=clients)
+        return {
+            "evaluated_clients": len(values),
+            "mean_low": found.low,
+            "mean_high": found.high,
+        }
+
     def summary(self) -> Summary:
         """The run in numbers."""
         training = self.training
@@ -311,4 +329,5 @@ class Run:
             ),
             **({} if privacy is None else privacy.largest(training.round)),
             time=None if training.times is None else float(training.times[-1]),
+            **self._of_sample(values),
         )

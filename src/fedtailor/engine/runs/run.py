@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from fedtailor._base.choice import require
+from fedtailor._base.memory import check_memory
 from fedtailor.aggregation.accounting import Ledger
 from fedtailor.aggregation.pipelines import Byzantine
 from fedtailor.data.federation import Federation, FederationShard
-from fedtailor.data.federation.checks import check_memory
 from fedtailor.engine.executors import (
     DeviceExecutor,
     Settings,
@@ -96,6 +96,7 @@ def run(
     participation: Participation | float | int = Participation(),  # noqa: B008 (frozen)
     until_converged: bool = False,
     evaluate_every: int = 1,
+    evaluate_clients: int | None = None,
     uplink: Pipeline = (),
     downlink: Pipeline = (),
     metrics: Sequence[str | Metric] = (),
@@ -129,6 +130,10 @@ def run(
             `rounds` rounds at the latest.
         evaluate_every: evaluate all personal models after every n-th round (and after
             the last).
+        evaluate_clients: evaluate so many of the seen and so many of the unseen clients,
+            the same in every round, drawn by the seed; None = all. In a large population
+            evaluating all takes longer than training; the summary then has an interval
+            of the mean over all seen clients.
         uplink: transforms of what clients send, in this order (`fedtailor.aggregation.pipelines`).
         downlink: transforms of what the server sends, likewise.
         metrics: what to measure in addition to the loss and the accuracy ("roc_auc",
@@ -184,6 +189,7 @@ def run(
         downlink=downlink,
         metrics=metrics,
         evaluate_every=evaluate_every,
+        evaluate_clients=evaluate_clients,
         privacy=privacy,
         until_converged=until_converged,
         asynchronous=asynchronous,
@@ -281,6 +287,7 @@ def simulate(
     uplink: Pipeline = (),
     downlink: Pipeline = (),
     metrics: Sequence[str | Metric] = (),
+    evaluate_clients: int | None = None,
     privacy: Privacy = Privacy(),  # noqa: B008 (frozen)
     asynchronous: AsynchronousServer | None = None,
     settings: Settings = Settings(),  # noqa: B008 (frozen)
@@ -307,6 +314,7 @@ def simulate(
         uplink=uplink,
         downlink=downlink,
         metrics=metrics,
+        evaluate_clients=evaluate_clients,
         privacy=privacy,
         asynchronous=asynchronous,
     )

@@ -41,6 +41,10 @@ class Summary:
             promise this kind of privacy.
         time: when the server took its last step, by the clock of late clients
             (`AsynchronousServer`); None if it waits for all clients of a round.
+        evaluated_clients: how many of the clients that take part were evaluated; None =
+            all.
+        mean_low, mean_high: where only some were evaluated, a 95 % confidence interval of
+            the mean over all of them.
 
     Example:
         >>> result = run.summary()
@@ -70,16 +74,19 @@ class Summary:
     client_epsilon: float | None = None
     example_epsilon: float | None = None
     time: float | None = None
+    evaluated_clients: int | None = None
+    mean_low: float | None = None
+    mean_high: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """All fields by name; an epsilon only where privacy is promised, and a time only
-        where clients may be late.
+        """All fields by name; an epsilon only where privacy is promised, a time only where
+        clients may be late, and an interval only where some clients were not evaluated.
         """
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {
             name: value
             for name, value in values.items()
-            if value is not None or not name.endswith(("_epsilon", "time"))
+            if value is not None or name == "unseen_mean"
         }
 
     def __str__(self) -> str:

@@ -94,6 +94,7 @@ class Rounds(Generic[ExecutorT]):
         metrics: the history: the values of `measured` at all evaluations so far.
         ledger: what was sent and computed in training so far.
         sends_scores: whether clients send sums of losses, which measure them.
+        evaluate_clients: how many of them are asked to; None = all.
         privacy: the privacy spent so far; None if the run promises no privacy.
         round_seconds: wall time of every round without its evaluation. Runs that train
             in lock-step divide their common time equally.
@@ -151,6 +152,7 @@ class Rounds(Generic[ExecutorT]):
         # training with the first one.
         check_stages(uplink)
         self.sends_scores = privacy.evaluate
+        self.evaluate_clients = spec.evaluate_clients
         self._sums: SimulatedSums | None = None
         if privacy.sums is not None:
             privacy.sums.check(algorithm, uplink)

@@ -130,6 +130,7 @@ class RunSpec:
         metrics: what to measure in addition to the loss and the accuracy, by name or as
             a `Metric`; the run is judged by the first one.
         evaluate_every: evaluate after every n-th round (and after the last).
+        evaluate_clients: evaluate so many clients, drawn once; None = all.
         privacy: what of clients the server sees.
         asynchronous: a server that does not wait for late clients; None = it waits for
             all.
@@ -153,6 +154,7 @@ class RunSpec:
     downlink: Pipeline = ()
     metrics: Sequence[str | Metric] = ()
     evaluate_every: int = 1
+    evaluate_clients: int | None = None
     privacy: Privacy = field(default_factory=Privacy)
     until_converged: bool = False
     asynchronous: AsynchronousServer | None = None
@@ -162,6 +164,12 @@ class RunSpec:
         require_model(self.model)
         require_count("rounds", self.rounds)
         require_count("evaluate_every", self.evaluate_every)
+        if self.evaluate_clients is not None:
+            require_count("evaluate_clients", self.evaluate_clients)
+            require(
+                self.evaluate_clients > 1,
+                "evaluate_clients is 1; a mean over clients needs 2 or more",
+            )
         converted: dict[str, Any] = {
             "participation": as_participation(self.participation),
             "uplink": as_pipeline(self.uplink, "uplink"),
@@ -218,6 +226,11 @@ class RunSpec:
             "run": {
                 "seed": self.seed,
                 "evaluate_every": self.evaluate_every,
+                **(
+                    {"evaluate_clients": self.evaluate_clients}
+                    if self.evaluate_clients is not None
+                    else {}
+                ),
                 "participation": to_plain(self.participation),
                 **({"until_converged": True} if self.until_converged else {}),
                 **({"metrics": names} if names else {}),
@@ -272,6 +285,7 @@ class RunSpec:
             ),
             metrics=run.get("metrics", ()),
             evaluate_every=run["evaluate_every"],
+            evaluate_clients=run.get("evaluate_clients"),
             privacy=from_plain(
                 Privacy, to_plain(Privacy()) | manifest.get("privacy", {}), ("privacy",)
             ),

@@ -35,6 +35,9 @@ from fedtailor.protocol import (
     send,
 )
 
+EVALUATED = 0x6576616C
+"""Beside the run's seed, the seed of the draw of clients that are evaluated."""
+
 
 @dataclass(frozen=True)
 class ServedClients:
@@ -240,13 +243,14 @@ class Training(Rounds[ExecutorT]):
         drive(self.evaluation(), self.executor)
 
     def evaluation(self) -> Exchanges[None]:
-        """Evaluate the personal models of all clients, seen and unseen, on their val
-        and test splits, if clients may send how these do (`Privacy.evaluate`).
+        """Evaluate the personal models of clients, seen and unseen, on their val and test
+        splits, if clients may send how these do (`Privacy.evaluate`): of all, or of a
+        sample (`RunSpec.evaluate_clients`).
         """
         if not self.sends_scores:
             return
         for table in (self.executor.seen, self.executor.unseen):
-            groups = yield from self.serve_clients(table, np.arange(len(table)))
+            groups = yield from self.serve_clients(table, self._evaluated(table))
             if not groups:
                 continue
             rows = []
@@ -263,6 +267,13 @@ class Training(Rounds[ExecutorT]):
                 metrics=self.measured,
                 target_scale=self.target_scale,
             )
+
+    def _evaluated(self, table: Clients) -> NDArray[np.int64]:
+        """The rows of a table of clients that are evaluated, the same in every round."""
+        if self.evaluate_clients is None or self.evaluate_clients >= len(table):
+            return np.arange(len(table))
+        rng = np.random.default_rng([self.seed, EVALUATED])
+        return np.sort(rng.choice(len(table), self.evaluate_clients, replace=False))
 
     # checkpoints
     # ----------------------------------------------------------------------------------

@@ -163,8 +163,16 @@ def sampled_shapley_values(
     return found
 
 
-def mean_interval(values: Float[NDArray, " n"], confidence: float = 0.95) -> Interval:
+def mean_interval(
+    values: Float[NDArray, " n"], confidence: float = 0.95, *, of: float = np.inf
+) -> Interval:
     """Student's interval of the mean of independent values.
+
+    Args:
+        values: the values.
+        confidence: the confidence level, in (0, 1).
+        of: the size of the population of which they were drawn without replacement, whose
+            mean is estimated. If all of it was drawn, its mean is known.
 
     Example:
         >>> from fedtailor.statistics.decision import mean_interval
@@ -174,6 +182,7 @@ def mean_interval(values: Float[NDArray, " n"], confidence: float = 0.95) -> Int
     """
     count = len(values)
     variance = float(values.var(ddof=1)) / count if count > 1 else np.inf
+    variance *= 1 - count / of
     return student_interval(
         float(values.mean()), [(variance, max(count - 1, 1))], confidence
     )

@@ -269,9 +269,10 @@ def test_what_is_the_same_for_all_clients_is_said_once(tmp_path):
     table = dataclasses.replace(verdict, clients=many).first_screen()
     assert [row[0] for row in table.rows][:2] == ["worse", "better"]
     assert len(table.rows) == 12 and table.title == "12 of 24 clients (all: --details)"
-    assert summary_of(many, "SHARED", nouns, several=False).startswith(
+    assert summary_of(many, "SHARED", nouns, several=False) == (
         "SHARED against training alone, person by person: better for 1, worse for 1, no"
-        " difference shown for 22 (1 of the 2 differences remains after correction for"
+        " difference shown for 22; shown by a person's own rows alone, after correction"
+        " for 24 tests: 1 of these 2."
     )
     # The verdict of whoever trains alone is what sharing would do.
     assert worse_warnings(many, "LOCAL", nouns) == []

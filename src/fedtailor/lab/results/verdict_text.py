@@ -269,10 +269,10 @@ def summary_of(
     shown = [client for client in judged if client.word != NO_DIFFERENCE_SHOWN]
     corrected = sum(client.p_holm < ALPHA for client in shown)
     if corrected < len(shown):
-        remain = "remains" if corrected == 1 else "remain"
+        # A client's word comes from its own rows and from what all have in common.
         text += (
-            f" ({corrected} of the {len(shown)} differences {remain} after correction"
-            f" for {len(judged)} tests)"
+            f"; shown by a {nouns.one}'s own rows alone, after correction for"
+            f" {len(judged)} tests: {corrected or 'none'} of these {len(shown)}"
         )
     return f"{text}."
 

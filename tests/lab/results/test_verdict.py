@@ -366,6 +366,9 @@ def test_what_keeps_its_models_is_chosen_as_methods_are(tmp_path, monkeypatch):
     assert verdict.evidence[1].startswith(
         f"{verdict.shared} against training alone (trees-alone): -"
     )
+    # No client is compared with what it uses.
+    assert {entry.baseline for entry in verdict.clients} == {""}
+    assert not any("gain over" in name for name in verdict.table().columns)
     # Of what needs pooled rows no model is made.
     pooled = with_baselines(tmp_path / "pooled", {"trees-pooled": "perfect"}, keep=True)
     verdict = decide(pooled, "shift").verdict

@@ -206,7 +206,13 @@ def _clients(
     gain_of = {name: alone.get((name, compared[name])) for name in names}
     p = np.array([(gain_of[name] or {}).get("p", np.nan) for name in names])
     adjusted = holm(p)
-    beside = _baselines_of_clients(baselines, names, sizes)
+    best = _baselines_of_clients(baselines, names, sizes)
+    beside = {
+        name: label
+        for name, label in best.items()
+        # Whoever uses a baseline gains nothing over it.
+        if baselines[label].about.name != own[name]
+    }
     over = _over_baselines(own, beside, used, baselines, metric)
     tested = mean_sizes(next(iter(runs.values())), "test")
     entries = []

@@ -1,5 +1,6 @@
 """Cox's model as a baseline: coefficients, hazards, and what a comparison measures."""
 
+import jax.numpy as jnp
 import numpy as np
 import polars as pl
 import pytest
@@ -105,7 +106,9 @@ def test_what_is_kept_predicts_as_what_was_fitted(name, task):
     for client, vector in enumerate(kept.vectors):
         x = np.concatenate([given.x[client], extreme])
         expected = fitted(client, x)
-        found = kept.model.logits(kept.model.params(vector), x.astype(np.float32))
+        found = kept.model.logits(
+            kept.model.params(jnp.asarray(vector)), x.astype(np.float32)
+        )
         np.testing.assert_allclose(found, expected, rtol=3e-6, atol=3e-6)
     # A newcomer's baseline hazard is that of all rows; of models alone it has none.
     assert (kept.shared is None) == (name == "cox-alone")

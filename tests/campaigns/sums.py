@@ -29,7 +29,7 @@ SUMS = 8
 TIMES = {"model": 1.0, "control": -2.0}
 """The vectors of a client by their kind, in units of the first."""
 
-_LIES = ("kind", "weights", "asked", "left out", "lost", "fewer", "invented")
+_LIES = ("kind", "weights", "alone", "left out", "lost", "fewer", "invented")
 
 
 class _Lying(SecureSumServer):
@@ -170,6 +170,10 @@ class _Try:
                     if "weights" in lies and name == one:
                         arrays["weights"] = arrays["weights"][:, ::-1].copy()
                     own = stage.columns.index(name)
+                    if "alone" in lies and name != one:
+                        # Each of the others is told that it alone weighs nothing.
+                        arrays["weights"] = arrays["weights"].copy()
+                        arrays["weights"][:, own] = 0
                     told[name] = arrays["weights"][:, own]
                 settings = {**stage.settings_for(name), "kind": kinds[name]}
                 message = Request(

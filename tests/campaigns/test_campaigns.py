@@ -180,17 +180,18 @@ def test_no_client_follows_from_sums_that_a_coordinator_chooses():
 
 
 @pytest.mark.parametrize(
-    ("careless", "seed"), [("vector", 17), ("asked", 2), ("ring", 34)]
+    ("careless", "seed"), [("vector", 23), ("asked", 2), ("weights", 7), ("ring", 34)]
 )
 def test_a_campaign_notices_sums_that_show_a_client(careless, seed, monkeypatch):
-    """Masks that do not depend on which vector is added, or on what clients were asked;
-    and neighbours that miss nobody.
+    """Masks that do not depend on which vector is added, on the weights, or on what clients
+    were asked; and neighbours that miss nobody.
     """
     original = sum_client.mask_session
 
     def session(name, vector, columns, weights, asked):
         vector = ("", None) if careless == "vector" else vector
         asked = "" if careless == "asked" else asked
+        weights = np.zeros(1) if careless == "weights" else weights
         return original(name, vector, columns, weights, asked)
 
     for module in (sum_client, sum_server):

@@ -107,7 +107,7 @@ def test_what_is_kept_predicts_as_what_was_fitted(name, task):
         x = np.concatenate([given.x[client], extreme])
         expected = fitted(client, x)
         found = kept.model.logits(
-            kept.model.params(jnp.asarray(vector)), x.astype(np.float32)
+            kept.model.params(jnp.asarray(vector)), jnp.asarray(x, np.float32)
         )
         np.testing.assert_allclose(found, expected, rtol=3e-6, atol=3e-6)
     # A newcomer's baseline hazard is that of all rows; of models alone it has none.

@@ -113,7 +113,8 @@ def test_what_is_kept_predicts_as_what_was_fitted(name, task):
     # A newcomer's baseline hazard is that of all rows; of models alone it has none.
     assert (kept.shared is None) == (name == "cox-alone")
     if kept.shared is not None:
-        found = kept.model.logits(kept.model.params(kept.shared), given.x[0][:5])
+        shared, five = jnp.asarray(kept.shared), jnp.asarray(given.x[0][:5])
+        found = kept.model.logits(kept.model.params(shared), five)
         risks = np.asarray(task.predict(np.asarray(found)))
         own = task.predict(fitted(0, given.x[0][:5]))
         assert (np.argsort(risks) == np.argsort(own)).all()

@@ -43,6 +43,13 @@ def table(tmp_path_factory):
     return path
 
 
+def test_what_is_only_for_simulations_is_not_deployable(table, capsys):
+    columns = ("--client", "hospital", "--target", "digit")
+    methods = ("--algorithms", "local", "oracle", "--deployable")
+    assert main(["compare", str(table), *columns, *methods]) == 2
+    assert "leave it out, or --deployable" in capsys.readouterr().err
+
+
 def test_an_experiment_ends_with_its_tables(tmp_path, capsys):
     (tmp_path / "two.toml").write_text(FILE)
     assert (

@@ -326,9 +326,25 @@ def test_times_to_an_event_are_compared_with_cox_and_predicted(tmp_path, call):
     code, shown, _ = call(*arguments, "--event", "died", "--out", tmp_path / "out")
     assert code == 0
     shown = shown.split("candidate ")[-1]
-    assert all(client in shown for client in CLIENTS) and "Cox" in shown
+    assert all(client in shown for client in CLIENTS) and "cox-stratified" in shown
     code, shown, _ = call("predict", tmp_path / "out/ill/model", tmp_path / "ill.csv")
     assert code == 0 and shown.startswith("row,client,risk\n")
+    # Cox's models are handed over as others are.
+    for name in ("cox-alone", "cox-stratified"):
+        final = tmp_path / name
+        chosen = ("--method", name, "--out", final)
+        assert call("finalize", tmp_path / "out", *chosen)[0] == 0
+        asked = (tmp_path / "ill.csv", "--times", "0.5", "1.5")
+        code, shown, _ = call("predict", final, *asked)
+        found = pl.read_csv(shown.encode())
+        assert code == 0 and (found["S(0.5)"] >= found["S(1.5)"]).all()
+        # The risk rises with the dose.
+        assert np.corrcoef(found["risk"], frame["dose"])[0, 1] > 0.5
+        assert call("export", final, "--out", tmp_path / f"{name}-models")[0] == 0
+        _, again, _ = call("predict", tmp_path / f"{name}-models", *asked)
+        assert again == shown
+        code, shown, _ = call("card", final, "--client", CLIENTS[0])
+        assert code == 0 and "Cox" in shown
     # Who takes --time for the column of times is told which option names it.
     arguments = ["--client", "site", "--event", "died", "--time", "days"]
     code, _, error = call("compare", tmp_path / "ill.csv", *arguments)

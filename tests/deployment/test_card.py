@@ -30,6 +30,23 @@ def test_a_card_says_how_the_model_came_about(trained):
     assert f"| model, in rounds | 4 | {4 * size} |" in card
 
 
+def test_a_card_begins_with_what_the_hub_reads(trained):
+    opened = ft.open(trained[1])
+    nothing, head, text = ft.model_card(opened, NAMES[0]).split("---\n", 2)
+    assert nothing == ""
+    assert head.splitlines() == [
+        "library_name: fedtailor",
+        "pipeline_tag: tabular-classification",
+        "tags:",
+        '- "federated-learning"',
+        '- "personalized"',
+        f'- "{opened.stored.method}"',
+        "metrics:",
+        f'- "{opened.stored.metric}"',
+    ]
+    assert text.startswith("\n# Model card: ")
+
+
 def test_measurements_have_their_intervals(trained):
     run, path = trained
     card = ft.model_card(ft.open(path), NAMES[1])

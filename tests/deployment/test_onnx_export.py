@@ -13,6 +13,7 @@ from fedtailor.deployment.onnx_export import export_onnx, onnx_model
 from fedtailor.engine.storage import PersonalModel, check
 from fedtailor.engine.training.binding import bind
 from fedtailor.models import squared_error
+from fedtailor.models.survival import CoxHazards
 from fedtailor.protocol import Mixture
 
 onnx = pytest.importorskip("onnx", reason="the extra `onnx` is not installed")
@@ -30,6 +31,7 @@ MODELS = {
     "conv1d": (ft.models.conv1d((6, 4), size=3), (21, 3)),
     "gru": (ft.models.gru(5), (9, 3)),
     "gru, two layers": (ft.models.gru(5, layers=2), (7, 2)),
+    "Cox's model": (CoxHazards(), (3,)),
 }
 
 

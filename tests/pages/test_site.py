@@ -62,7 +62,12 @@ def test_every_main_name_has_an_example(name):
 WITHOUT_EXAMPLE = {
     "aggregation": {"reporter_weights", "restrict_to_reporters"},
     "statistics.decision": {"metric_interval"},
-    "engine.executors": {"LockstepGroup", "newcomer_executor"},
+    "engine.executors": {
+        "LockstepGroup",
+        "Place",
+        "newcomer_executor",
+        "place_together",
+    },
     "engine.storage": {"Checkpoints", "manifest"},
     "lab.trackers": {"MLflow", "TensorBoard", "WandB", "find_trackers"},
 }

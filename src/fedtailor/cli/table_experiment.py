@@ -27,6 +27,9 @@ EVALUATE_EVERY = 5
 LINEAR, SERIES = "linear", "conv1d"
 """The models of tables and of windows, unless another one is named."""
 
+ORACLE = "oracle"
+"""The method that is only for simulations."""
+
 NETWORK_RATE = 0.1
 """The first learning rate of a network, whose largest stable one is not known."""
 
@@ -61,6 +64,9 @@ class TableComparisonOptions(TableOptions):
     all of which can be chosen; trees and linear models of all rows together, which need
     pooled rows; and for times to an event Cox's model. On request trees-federated, which
     can be boosted over machines. Nothing after the option: none of them."""
+    deployable: bool = False
+    """Choose only among what can be trained over machines (`fedtailor federation`): mixed
+    models, personal trees and Cox's model from sums are left out."""
     model: str = "linear"
     """What is trained: linear; mlp, a small network (its width: --hidden); auto, which
     chooses one of the two for each method, on validation data; or as for `fedtailor run`,
@@ -198,6 +204,11 @@ def prepare_table_experiment(
         "--val is 0, and learning rates are chosen on validation data; name one rate"
         " with --lr, or leave rows for validation",
     )
+    require(
+        not options.deployable or ORACLE not in options.algorithms,
+        f"{ORACLE} needs to know who belongs together, and cannot be trained over"
+        " machines; leave it out, or --deployable",
+    )
     # Check the options before a large file is read.
     experiment = table_experiment(path, options, rates)
     table = from_table(path, seed=options.all_seeds()[0], **changed_options(options))
@@ -290,6 +301,7 @@ def table_experiment(
         "measured": list(options.metrics),
         # Baselines take rows, no windows of them.
         "baselines": [] if options.window else list(options.baselines),
+        **({"deployable": True} if options.deployable else {}),
         "metrics": ["mean", "worst", "worst10"],
         "scenarios": {name: scenario},
         "algorithms": {

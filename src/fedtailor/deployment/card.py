@@ -1,5 +1,6 @@
 """`model_card`, which describes one client's model in Markdown."""
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -44,7 +45,8 @@ def model_card(run: OpenedRun, client: str) -> str:
     """Describe a client's personal model in Markdown.
 
     The card covers the data, their split and preprocessing, the metrics on the client's
-    own test rows, the method, and what the client sent.
+    own test rows, the method, and what the client sent. It begins with the YAML that
+    Hugging Face's hub reads.
 
     Raises:
         ValueError: the run has no such client.
@@ -54,12 +56,15 @@ def model_card(run: OpenedRun, client: str) -> str:
         ...     ft.FedAvg(), federation, ft.models.logistic(), rounds=2, directory="runs/carded"
         ... )
         >>> print(ft.model_card(ft.open("runs/carded"), federation.names[3]))
-        # Model card...
+        ---
+        library_name: fedtailor
+        ...
     """
     check_choice(client, run.names, f"client of {run.path} called")
     # The client's row of the run's table of clients, by column.
     row = run.stored.clients.row(run.names.index(client), named=True)
     sections = [
+        [*_front_matter(run)],
         [f"# Model card: {markdown_text(client)}", "", *_head(run, row)],
         ["## Data", "", *_data(run, row)],
         ["## Preprocessing", "", *_preprocessing(run.preprocessing)],
@@ -108,6 +113,22 @@ def file_name(client: str, number: int) -> str:
     """
     plain = re.sub(r"[^\w.-]+", "-", client).strip("-.")[:60]
     return f"{number:03d}-{plain or 'client'}"
+
+
+def _front_matter(run: OpenedRun) -> Iterator[str]:
+    """What Hugging Face's hub files a model under, as YAML. A JSON string is YAML, too."""
+    yield "---"
+    yield "library_name: fedtailor"
+    if run.preprocessing is not None:
+        task = run.preprocessing.target.task
+        if task in ("classification", "regression"):
+            yield f"pipeline_tag: tabular-{task}"
+    yield "tags:"
+    for tag in ("federated-learning", "personalized", run.stored.method):
+        yield f"- {json.dumps(tag)}"
+    yield "metrics:"
+    yield f"- {json.dumps(run.stored.metric)}"
+    yield "---"
 
 
 def _head(run: OpenedRun, row: dict[str, Any]) -> Iterator[str]:

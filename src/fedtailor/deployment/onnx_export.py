@@ -29,7 +29,12 @@ from fedtailor.models.architecture import Architecture
 from fedtailor.models.boosted_trees import BoostedTrees
 from fedtailor.models.layered import Layered
 from fedtailor.models.series import SeriesGRU
-from fedtailor.models.survival import RISK_PART, ProportionalHazards
+from fedtailor.models.survival import (
+    LOG_HAZARDS,
+    RISK_PART,
+    CoxHazards,
+    ProportionalHazards,
+)
 from fedtailor.models.tasks import DiscreteTime, Survival
 from fedtailor.protocol import CombinedPredictor, Mixture
 
@@ -225,6 +230,8 @@ def _architecture(
     if isinstance(architecture, ProportionalHazards):
         risk = _architecture(graph, architecture.inner, network[RISK_PART], x)
         return graph.node("Add", risk, graph.constant(network["log_odds"]))
+    if isinstance(architecture, CoxHazards):
+        return _cox_log_odds(graph, network, x)
     if isinstance(architecture, BoostedTrees):
         return write_trees(graph, architecture, network, x)
     if isinstance(architecture, SeriesGRU):
@@ -233,9 +240,23 @@ def _architecture(
         return write_layer(graph, network, x)
     raise ValueError(
         f"models of {type(architecture).__name__} cannot be exported to ONNX (those of"
-        " linear, logistic, mlp, lenet5, cnn, the ResNets for small images, conv1d, gru and"
-        " boosted trees can); export safetensors instead"
+        " linear, logistic, mlp, lenet5, cnn, the ResNets for small images, conv1d, gru,"
+        " Cox's model and boosted trees can); export safetensors instead"
     )
+
+
+def _cox_log_odds(graph: Graph, network: Any, x: str) -> str:
+    """Append what `CoxHazards.apply` computes."""
+    least, most = map(graph.constant, LOG_HAZARDS)
+    columns = np.asarray(network["coefficients"])[:, None]
+    risk = graph.node("MatMul", x, graph.constant(columns))
+    hazards = graph.node("Add", risk, graph.constant(network["log_hazards"]))
+    hazards = graph.node("Min", hazards, most)
+    half = graph.node("Exp", graph.node("Max", hazards, least))
+    half = graph.node("Mul", half, graph.constant(0.5))
+    ratio = graph.node("Div", graph.node("Sinh", half), half)
+    odds = graph.node("Add", hazards, half)
+    return graph.node("Add", odds, graph.node("Log", ratio))
 
 
 def _survival_outputs(graph: Graph, task: Survival, out: str) -> list[tuple[str, Any]]:

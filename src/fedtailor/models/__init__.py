@@ -14,6 +14,7 @@ from fedtailor.models.equinox import from_equinox
 from fedtailor.models.flax import from_linen
 from fedtailor.models.frozen_arrays import FrozenArrays, start_file
 from fedtailor.models.frozen_network import frozen, merged, save_start
+from fedtailor.models.huggingface import from_huggingface, from_peft, save_peft
 from fedtailor.models.low_rank import lora
 from fedtailor.models.model import Model
 from fedtailor.models.parts import Part
@@ -60,7 +61,9 @@ __all__ = [
     "find_builder",
     "from_equinox",
     "from_function",
+    "from_huggingface",
     "from_linen",
+    "from_peft",
     "from_torch",
     "frozen",
     "gru",
@@ -73,6 +76,7 @@ __all__ = [
     "mlp",
     "register",
     "resnet",
+    "save_peft",
     "save_start",
     "save_state_dict",
     "squared_error",

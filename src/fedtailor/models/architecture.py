@@ -30,6 +30,7 @@ class Architecture(ABC):
     Attributes:
         micro_batch: the number of examples to differentiate at a time, so that activations
             fit into the cache; the gradients are added up. None = the whole batch.
+        trained: arrays by path that the network begins with, if it comes trained.
 
     Example:
         >>> isinstance(ft.models.mlp(hidden=64), ft.models.Architecture)
@@ -37,6 +38,7 @@ class Architecture(ABC):
     """
 
     micro_batch: int | None = None
+    trained: FrozenArrays | None = None
 
     def __str__(self) -> str:
         return without_addresses(self)
@@ -74,6 +76,20 @@ class Architecture(ABC):
     def held(self) -> tuple[FrozenArrays, ...]:
         """The arrays without which a file does not describe this architecture."""
         return ()
+
+    def without_trained(self) -> "Architecture":
+        """The same network, whose `trained` arrays are elsewhere."""
+        return self
+
+    @property
+    def outputs_last(self) -> tuple[str, ...]:
+        """Paths of weights whose last axis are the outputs, if only the network knows."""
+        return ()
+
+    @property
+    def known_tokens(self) -> int | None:
+        """The number of token ids that the network knows; None if it takes others."""
+        return None
 
     def is_stochastic(self, network: Network) -> bool:
         """Whether training needs random numbers (dropout).

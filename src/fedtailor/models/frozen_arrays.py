@@ -22,7 +22,7 @@ from jaxtyping import Array
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 
-from fedtailor._base.tensors import TensorFile
+from fedtailor._base.tensors import ALIGNMENT, TensorFile, aligned
 
 _PLACED: ContextVar[Mapping[str, Sequence[Array]]] = ContextVar(
     "placed", default=MappingProxyType({})
@@ -139,8 +139,6 @@ class FrozenArrays(Mapping[str, NDArray[Any]]):
 
 COUNTER = "num_batches_tracked"
 """The end of the name of a counter of PyTorch's batch normalisation, which is not used."""
-ALIGNMENT = 64
-"""The bytes at whose multiples arrays begin that JAX takes from NumPy without a copy."""
 
 
 def _aligned(array: NDArray[Any]) -> NDArray[Any]:
@@ -151,10 +149,7 @@ def _aligned(array: NDArray[Any]) -> NDArray[Any]:
     is_ready = array.dtype == dtype and array.flags.c_contiguous
     if is_ready and array.ctypes.data % ALIGNMENT == 0:
         return array.view()
-    memory = np.empty(array.size * dtype.itemsize + ALIGNMENT, np.uint8)
-    first = -memory.ctypes.data % ALIGNMENT
-    copy = memory[first : first + array.size * dtype.itemsize].view(dtype)
-    copy = copy.reshape(array.shape)
+    copy = aligned(array.shape, dtype)
     copy[...] = array
     return copy
 

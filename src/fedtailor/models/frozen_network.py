@@ -165,7 +165,8 @@ def frozen(
         50
     """
     check_inner(model, "frozen")
-    return Frozen(model, where, seed=seed, given=given_arrays(start))
+    given = given_arrays(model, start)
+    return Frozen(model.without_trained(), where, seed=seed, given=given)
 
 
 def merged(model: Model, theta: ArrayLike) -> tuple[Model, NDArray[Any]]:
@@ -277,9 +278,15 @@ def check_inner(model: object, name: str) -> None:
     )
 
 
-def given_arrays(start: Any) -> FrozenArrays | None:
-    """The arrays that a user gives to start from; None if there are none."""
-    return None if start is None else FrozenArrays(arrays_by_path(start))
+def given_arrays(model: Architecture, start: Any) -> FrozenArrays | None:
+    """The arrays that a user gives to start from, with those that the network comes with;
+    None if there are none.
+    """
+    if start is None:
+        return model.trained
+    if isinstance(start, FrozenArrays) and model.trained is None:
+        return start
+    return FrozenArrays({**(model.trained or {}), **arrays_by_path(start)})
 
 
 def frozen_paths(whole: Model, where: str) -> tuple[str, ...]:
@@ -334,14 +341,13 @@ def start_of(
     Raises:
         ValueError: a given array is not one of the network, or has another shape.
     """
-    layout = layout_of(whole)
-    shapes = dict(zip(layout.paths, layout.shapes, strict=True))
     check_shapes(whole, given or {})
     arrays = dict(given or {})
-    if len(arrays) < len(shapes):
-        random = initial_arrays(whole, jax.random.key(seed))
-        for path, array in zip(layout.paths, random, strict=True):
-            arrays.setdefault(path, np.asarray(array, np.float32))
+    missing = tuple(path for path in layout_of(whole).paths if path not in arrays)
+    if missing:
+        random = initial_arrays(whole, missing, jax.random.key(seed))
+        for path, array in zip(missing, random, strict=True):
+            arrays[path] = np.asarray(array, np.float32)
     return arrays
 
 

@@ -1,7 +1,7 @@
 """Low-rank adapters (LoRA) next to frozen weights."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from fedtailor._base.choice import require
 from fedtailor.models.architecture import Architecture, Network
+from fedtailor.models.frozen_arrays import FrozenArrays
 from fedtailor.models.frozen_network import (
     PartlyFrozen,
     check_inner,
@@ -66,7 +67,8 @@ class Lora(PartlyFrozen):
 
     def with_arrays(self, whole: Model) -> Self:
         adapted = _adapted(whole, self.where)
-        arrays = start_of(whole, self.given, self.seed)
+        given, factors = _apart(self.given)
+        arrays = start_of(whole, given, self.seed)
         trained = part_finder_of(whole).paths_of(self.train_whole)
         both = [path for path, *_ in adapted if path in trained]
         require(
@@ -80,9 +82,13 @@ class Lora(PartlyFrozen):
             for path, array in arrays.items()
             if path not in trained and path not in statistics
         }
+        _check_factors(factors, adapted, self.rank)
         if self.freeze_a:
             key = jax.random.key(self.seed)
             for index, (path, fan_in, fan_out, _) in enumerate(adapted):
+                if f"{path}.{A}" in factors:
+                    kept[f"{path}.{A}"] = factors[f"{path}.{A}"]
+                    continue
                 normal = _normal(key, index, min(self.rank, fan_in, fan_out), fan_in)
                 # NumPy divides alike in every program.
                 scale = np.float32(math.sqrt(fan_in))
@@ -97,6 +103,7 @@ class Lora(PartlyFrozen):
 
     def build(self, input_shape: tuple[int, ...], outputs: int, key: Array) -> Network:
         network = self.inner.build(input_shape, outputs, key)
+        given, factors = _apart(self.given)
         adapters = {}
         for index, (path, fan_in, fan_out, _) in enumerate(self.adapted):
             rank = min(self.rank, fan_in, fan_out)
@@ -108,13 +115,16 @@ class Lora(PartlyFrozen):
                 normal = _normal(jax.random.split(key)[1], index, rank, fan_in)
                 adapter[LOCAL_A] = normal / math.sqrt(fan_in)
                 adapter[LOCAL_B] = jnp.zeros((fan_out, rank), jnp.float32)
+            for name in (A, B):
+                if name in adapter and f"{path}.{name}" in factors:
+                    adapter[name] = jnp.asarray(factors[f"{path}.{name}"], jnp.float32)
             adapters[path.replace(".", "/")] = adapter
-        base = without(with_start(network, self.given), self._arrays)
+        base = without(with_start(network, given), self._arrays)
         return {BASE: base, ADAPTERS: adapters}
 
     def inner_network(self, network: Network) -> Network:
         """The network of `inner`, with W + alpha / r B A in the place of W."""
-        base, products = self._base(network), self._products(network)
+        base, products = self.base(network), self.products(network)
 
         def add(path: str, leaf: Any) -> Any:
             if path not in products:
@@ -124,10 +134,10 @@ class Lora(PartlyFrozen):
         return map_paths(base, add)
 
     def run_network(self, network: Network, function: Callable[[Network], T]) -> T:
-        base, products = self._base(network), self._products(network)
+        base, products = self.base(network), self.products(network)
         return run_adapted(function, base, products)
 
-    def _base(self, network: Network) -> Network:
+    def base(self, network: Network) -> Network:
         """The network of `inner` without adapters."""
         base = filled(network[BASE], self._arrays.present())
         if not jax.tree.leaves(network[BASE]):
@@ -141,7 +151,7 @@ class Lora(PartlyFrozen):
             )
         return base
 
-    def _products(self, network: Network) -> dict[str, Factors]:
+    def products(self, network: Network) -> dict[str, Factors]:
         """The path of a weight -> what is added to it."""
         present = self._arrays.present()
         products = {}
@@ -199,7 +209,8 @@ def lora(
         freeze_a: freeze A at its random start.
         local_rank: the rank of a second adapter of each weight, not scaled by alpha,
             which is the part "local" (for `FedDPA`); 0 = there is none.
-        start: trained values, as for `frozen`.
+        start: trained values, as for `frozen`; also of factors, by the path of their weight
+            and ".lora_a" or ".lora_b".
         seed: of frozen arrays that are random.
 
     Returns:
@@ -226,7 +237,7 @@ def lora(
     scale = float(rank if alpha is None else alpha)
     require(scale > 0, f"alpha is {alpha}; it must be above 0")
     return Lora(
-        model,
+        model.without_trained(),
         where,
         rank,
         scale,
@@ -234,7 +245,7 @@ def lora(
         freeze_a,
         local_rank,
         seed=seed,
-        given=given_arrays(start),
+        given=given_arrays(model, start),
     )
 
 
@@ -310,6 +321,46 @@ def scale_of_equal_adapters(model: object) -> float | None:
     return lora.alpha / lora.rank if is_equal and not lora.freeze_a else None
 
 
+def _apart(
+    given: FrozenArrays | None,
+) -> tuple[FrozenArrays | None, dict[str, NDArray[Any]]]:
+    """Given arrays of the network, and those of adapters."""
+    arrays, factors = {}, {}
+    for path, array in (given or {}).items():
+        is_factor = path.rpartition(".")[2] in (A, B)
+        (factors if is_factor else arrays)[path] = array
+    if not factors:
+        return given, {}
+    return (FrozenArrays(arrays) if arrays else None), factors
+
+
+def _check_factors(
+    factors: Mapping[str, NDArray[Any]],
+    adapted: Sequence[tuple[str, int, int, bool]],
+    rank: int,
+) -> None:
+    """Refuse factors that do not fit the adapters.
+
+    Raises:
+        ValueError: a weight has no adapter, or one of another shape.
+    """
+    shapes = {}
+    for path, fan_in, fan_out, _ in adapted:
+        own = min(rank, fan_in, fan_out)
+        shapes[f"{path}.{A}"], shapes[f"{path}.{B}"] = (own, fan_in), (fan_out, own)
+    for path, array in factors.items():
+        weight = path.rpartition(".")[0]
+        require(
+            path in shapes,
+            f"there are factors of {weight}, which has no adapter; name it in where",
+        )
+        require(
+            array.shape == shapes[path],
+            f"{path} has the shape {array.shape}, and the adapter's is {shapes[path]};"
+            " give the rank of these factors",
+        )
+
+
 def _adapted(whole: Model, where: str) -> tuple[tuple[str, int, int, bool], ...]:
     """The weights that get adapters; see `Lora.adapted`.
 
@@ -351,6 +402,7 @@ def _outputs_last(whole: Model) -> frozenset[str]:
     static = layout_of(whole).static
     for path in paths_of(static, (Dense, Conv, ConvPool)):
         found.add(f"{path}.weight")
+    found.update(whole.architecture.outputs_last)
 
     def mark(keys: Any, node: Any) -> None:
         if isinstance(node, Dense) and node.transposed:

@@ -573,12 +573,14 @@ def _initial(model: Model, key: Array) -> Float[Array, " d"]:
     return model.vector(_random_params(model, key))
 
 
-@partial(jax.jit, static_argnums=0)
-def initial_arrays(model: Model, key: Array) -> list[Array]:
-    """The arrays of `model.init(key)` in the order of theta, for networks that are too
-    large to have both.
+@partial(jax.jit, static_argnums=(0, 1))
+def initial_arrays(model: Model, paths: tuple[str, ...], key: Array) -> list[Array]:
+    """Some arrays of `model.init(key)` by their paths, for networks that are too large to
+    have both.
     """
-    return jax.tree.leaves(_random_params(model, key))
+    leaves = jax.tree.leaves(_random_params(model, key))
+    arrays = dict(zip(layout_of(model).paths, leaves, strict=True))
+    return [arrays[path] for path in paths]
 
 
 def _random_params(model: Model, key: Array) -> Params:

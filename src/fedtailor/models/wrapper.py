@@ -62,6 +62,10 @@ class Wrapper(Architecture):
         return self.inner.held
 
     @property
+    def known_tokens(self) -> int | None:
+        return self.inner.known_tokens
+
+    @property
     def micro_batch(self) -> int | None:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.inner.micro_batch
 

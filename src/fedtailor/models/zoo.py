@@ -309,6 +309,10 @@ class SequenceLSTM(StreamArchitecture):
     hidden: int
     layers: int
 
+    @property
+    def known_tokens(self) -> int:
+        return self.vocabulary
+
     def network(
         self, input_shape: tuple[int, ...], outputs: int, stream: InitStream
     ) -> dict[str, Any]:

@@ -550,7 +550,7 @@ def test_tweets_become_token_ids(data_dir):
 )
 def test_impossible_settings_for_tweets(data_dir, monkeypatch, options, message):
     write_tweets(data_dir)
-    monkeypatch.setattr("fedtailor.data.federation.checks.total_memory", lambda: 2**30)
+    monkeypatch.setattr("fedtailor._base.memory.total_memory", lambda: 2**30)
     with pytest.raises(ValueError, match=message):
         sent140(**options)
 

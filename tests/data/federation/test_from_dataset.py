@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from fedtailor.data.federation import from_arrays, from_dataset
+from fedtailor.models import token_cross_entropy
 
 
 class Pairs:
@@ -80,6 +81,88 @@ def test_data_sets_of_pytorch_are_read():
     same(from_dataset(whole, OWNERS))
     parts = {"a": utils.Subset(whole, range(6)), "b": utils.Subset(whole, range(6, 12))}
     same(from_dataset(parts))
+
+
+class Tokenizer:
+    """Letters a to z are 1 to 26, and 0 is padding, as Hugging Face's give them."""
+
+    def __init__(self, pad=0, length=4):
+        self.pad, self.length = pad, length
+
+    def __len__(self):
+        return 27
+
+    def __call__(self, texts):
+        ids = [[ord(letter) - 96 for letter in text] for text in texts]
+        missing = [[self.pad] * (self.length - len(row)) for row in ids]
+        return {
+            "input_ids": [row + pad for row, pad in zip(ids, missing, strict=True)],
+            "attention_mask": [
+                [1] * len(row) + [0] * len(pad)
+                for row, pad in zip(ids, missing, strict=True)
+            ],
+        }
+
+
+class Named:
+    """A feature of Hugging Face with names of classes."""
+
+    names = ("no", "yes", "perhaps")
+
+
+TEXTS = ["abc", "de", "fghi", "j"] * 3
+DATA = Columns(text=TEXTS, label=Y % 2, site=OWNERS)
+
+
+def test_texts_become_tokens():
+    DATA.features = {"label": Named()}
+    federation = from_dataset(DATA, "site", tokenizer=Tokenizer())
+    assert federation.x.dtype == np.int32
+    assert federation.x[:2].tolist() == [[1, 2, 3, 0], [4, 5, 0, 0]]
+    assert federation.class_names == Named.names and federation.classes == 3
+    np.testing.assert_array_equal(federation.y, Y % 2)
+
+    # Without a mask all ids are tokens.
+    def plain(texts):
+        return Tokenizer()(texts)["input_ids"]
+
+    other = from_dataset({"a": DATA, "b": DATA}, x="text", tokenizer=plain)
+    assert other.x[:12].tolist() == federation.x.tolist()
+
+
+def test_next_tokens_are_targets():
+    lines = Columns(text=TEXTS, site=OWNERS)
+    federation = from_dataset(lines, "site", tokenizer=Tokenizer(), next_token=True)
+    assert federation.x[:2].tolist() == [[1, 2, 3], [4, 5, 0]]
+    assert federation.y[:2].tolist() == [[2, 3, -1], [5, -1, -1]]
+    assert federation.classes == 27 and federation.loss == token_cross_entropy
+
+
+def _fails(texts):
+    raise ValueError("no pad_token\nset one")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tokenizer": _fails}, "the tokenizer fails: no pad_token$"),
+        (
+            {"tokenizer": lambda texts: [list(text) for text in texts]},
+            "1 to 4 tokens, and models take one length; have it pad",
+        ),
+        ({"tokenizer": Tokenizer(pad=1)}, r"pads with \[1\], which texts hold"),
+        ({"tokenizer": Tokenizer(), "x": "label"}, "the inputs are no texts"),
+        ({"next_token": True}, "give the tokenizer"),
+        (
+            {"next_token": True, "tokenizer": _fails},
+            "give classes=network.known_tokens",
+        ),
+    ],
+)
+def test_what_a_tokenizer_should_not_do(options, message):
+    with pytest.raises(ValueError, match=message) as refused:
+        from_dataset(DATA, "site", **options)
+    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize(

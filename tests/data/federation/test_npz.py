@@ -47,7 +47,7 @@ def bomb(path, size):
 def test_an_npz_that_says_it_is_larger_than_the_memory_is_refused_at_once(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("fedtailor.data.federation.checks.total_memory", lambda: 2**30)
+    monkeypatch.setattr("fedtailor._base.memory.total_memory", lambda: 2**30)
     bomb(tmp_path / "own.npz", 2**32 - 2)
     with pytest.raises(
         ValueError, match=r"own.npz needs 4 GiB of memory, and this machine has 1"

@@ -128,6 +128,21 @@ def test_trainings_end_as_if_each_were_alone(name, programs):
         assert_measured(training, expected)
 
 
+def test_runs_that_end_earlier_and_runs_alone_share_programs(programs):
+    """Programs have rows for all federations of their devices, however few train."""
+    ditto = METHODS["states and sampling"]
+    alone = [measured(trained(ditto, seed, n)) for seed, n in ((3, 1), (4, 2), (5, 3))]
+    programs.clear()
+    group = group_of(SEEDS)
+    run = exchanges(ditto, group.executors[2], SEEDS[2], 3)
+    assert_measured(drive(run, group.executors[2]), alone[2])
+    assert {rows for task, rows in programs if task == "client"} == {4 * len(SEEDS)}
+    joint = together([ditto] * len(SEEDS), SEEDS, rounds=[1, 2, 3])
+    for training, expected in zip(joint, alone, strict=True):
+        assert_measured(training, expected)
+    assert {rows for task, rows in programs if task == "client"} == {4 * len(SEEDS)}
+
+
 def test_lanes_of_one_chunk_come_from_several_trainings(programs):
     ditto = METHODS["states and sampling"]
     alone = [measured(trained(ditto, seed)) for seed in SEEDS]

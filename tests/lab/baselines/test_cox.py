@@ -1,5 +1,6 @@
 """Cox's model as a baseline: coefficients, hazards, and what a comparison measures."""
 
+import jax.numpy as jnp
 import numpy as np
 import polars as pl
 import pytest
@@ -13,6 +14,7 @@ from fedtailor.models.tasks import CoxPartial, DiscreteTime, default_loss, task_
 from fedtailor.models.tasks.times import harrell
 
 NAMES = ("cox-alone", "cox-stratified", "cox-pooled")
+KEPT = NAMES[:2]
 ENDS = (2.0, 5.0, 9.0)
 
 
@@ -88,6 +90,34 @@ def test_survival_is_breslows(name):
     np.testing.assert_allclose(found, np.stack(expected, axis=1), atol=1e-6)
     # The order of risks is that of Cox's model.
     assert (np.argsort(task.predict(outputs)) == np.argsort(risk[:, 0])).all()
+
+
+@pytest.mark.parametrize("task", [CoxPartial(), DiscreteTime((9.0,), ENDS)])
+@pytest.mark.parametrize("name", KEPT)
+def test_what_is_kept_predicts_as_what_was_fitted(name, task):
+    """Also where hazards are so small, or so large, that their odds are hard to compute."""
+    given = problem(task)
+    extreme = np.array([[-30.0, 0.0], [-4.0, 1.0], [9.0, 0.0], [40.0, 0.0]])
+    baseline = find_baseline(name)
+    fitted = baseline.fit(given)
+    model = linear().bind((2,), task.outputs(None, (2,)), task)
+    kept = baseline.keep(fitted, model)
+    assert kept.chosen == {} and len(kept.vectors) == 3
+    for client, vector in enumerate(kept.vectors):
+        x = np.concatenate([given.x[client], extreme])
+        expected = fitted(client, x)
+        found = kept.model.logits(
+            kept.model.params(jnp.asarray(vector)), jnp.asarray(x, np.float32)
+        )
+        np.testing.assert_allclose(found, expected, rtol=3e-6, atol=3e-6)
+    # A newcomer's baseline hazard is that of all rows; of models alone it has none.
+    assert (kept.shared is None) == (name == "cox-alone")
+    if kept.shared is not None:
+        shared, five = jnp.asarray(kept.shared), jnp.asarray(given.x[0][:5])
+        found = kept.model.logits(kept.model.params(shared), five)
+        risks = np.asarray(task.predict(np.asarray(found)))
+        own = task.predict(fitted(0, given.x[0][:5]))
+        assert (np.argsort(risks) == np.argsort(own)).all()
 
 
 def test_a_client_without_events_has_no_risks_of_its_own():

@@ -50,6 +50,19 @@ def write(tmp_path):
     return to
 
 
+def test_deployable_leaves_out_what_cannot_be_trained_over_machines(write):
+    names = ["mixed", "trees-alone", "trees-personal", "trees-federated"]
+    names += ["linear-pooled", "cox-alone", "cox-stratified"]
+    text = FILE.replace("rounds = 3", f"rounds = 3\nbaselines = {names}", 1)
+    for more, left_out in (
+        ("", set()),
+        ("deployable = true\n", {"mixed", "trees-personal", "cox-stratified"}),
+    ):
+        baselines = load_experiment(write(more + text)).baselines
+        expected = [name for name in names if name not in left_out]
+        assert [it.name for it in baselines] == expected
+
+
 def test_a_quick_size_may_remove_what_is_removed_already(write):
     """The file with a base removes a table, and the base's quick size does, too."""
     write(FILE)

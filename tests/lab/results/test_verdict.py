@@ -202,14 +202,11 @@ def test_the_table_says_of_every_gain_how_sure_it_is(tmp_path):
 
 
 def test_the_eight_best_candidates_stand_beside_the_recommended_one(tmp_path):
-    experiment = with_baselines(
-        tmp_path, {"trees-alone": "other", "trees-pooled": "other"}
-    )
+    likes = {"trees-alone": "other", "trees-pooled": "other"}
+    experiment = with_baselines(tmp_path, likes, keep=True)
     verdict = decide(experiment, "shift").verdict
     labels = [row[0] for row in verdict.candidates_table().rows]
-    assert sorted(labels) == sorted(
-        ["LOCAL", "SHARED", "OTHER", "trees-alone title (no federation)"]
-    )
+    assert sorted(labels) == sorted(["LOCAL", "SHARED", "OTHER", "trees-alone"])
     means = [row[1].mean for row in verdict.candidates_table().rows]
     assert means == sorted(means, reverse=True)
     for row, candidate in zip(
@@ -272,9 +269,10 @@ def test_what_is_the_same_for_all_clients_is_said_once(tmp_path):
     table = dataclasses.replace(verdict, clients=many).first_screen()
     assert [row[0] for row in table.rows][:2] == ["worse", "better"]
     assert len(table.rows) == 12 and table.title == "12 of 24 clients (all: --details)"
-    assert summary_of(many, "SHARED", nouns, several=False).startswith(
+    assert summary_of(many, "SHARED", nouns, several=False) == (
         "SHARED against training alone, person by person: better for 1, worse for 1, no"
-        " difference shown for 22 (1 of the 2 differences remains after correction for"
+        " difference shown for 22; shown by a person's own rows alone, after correction"
+        " for 24 tests: 1 of these 2."
     )
     # The verdict of whoever trains alone is what sharing would do.
     assert worse_warnings(many, "LOCAL", nouns) == []
@@ -292,7 +290,7 @@ def test_methods_with_the_same_scores_are_not_given_an_interval(tmp_path):
         " them apart."
     ]
     tests.methods = list(tests.values)
-    both = candidates_of(tests, {}, "LOCAL")
+    both = candidates_of(tests, "LOCAL")
     verdict = decide(build(tmp_path / "other"), "shift").verdict
     table = dataclasses.replace(verdict, candidates=both).candidates_table()
     assert str(table.rows[1][2]) == "the same scores"
@@ -308,7 +306,7 @@ def test_clients_with_a_method_of_their_own_are_named_in_the_answer(tmp_path):
     short = dataclasses.replace(verdict, recommendation=chosen).first_screen(most=1)
     assert [row[0] for row in short.rows] == [best] and short.columns[1] == "use"
     runs = {label: seeds for label, seeds in experiment.runs["shift"].items() if seeds}
-    answer = answer_of(chosen, runs, {}, 3, nouns_of("City"), is_behind=False)
+    answer = answer_of(chosen, runs, {}, 3, nouns_of("City"))
     assert answer.startswith(
         f"Use LOCAL for 2 of 3 cities, and SHARED for {best} (LOCAL: each city trains"
         " alone, on its own rows; nothing is sent; SHARED: "
@@ -348,23 +346,6 @@ def test_clients_that_are_worse_off_are_counted(tmp_path):
     )
 
 
-def test_a_baseline_that_is_ahead_is_in_the_first_line(tmp_path, monkeypatch):
-    """A baseline that is right wherever any method is not."""
-    best = {client: 1.0 for client in test_decision.CLIENTS_OF}
-    monkeypatch.setitem(test_decision.SHARE, "perfect", best)
-    experiment = with_baselines(tmp_path, {"trees-alone": "perfect"})
-    verdict = decide(experiment, "shift").verdict
-    assert verdict.answer.startswith(
-        "Without a federation, trees-alone title scores better than every federated"
-        " method: 100.0 against 70.0 of LOCAL in 2 splits, too few to conclude; it is a"
-        " yardstick, and makes no model. Of the federated methods use LOCAL for"
-    )
-    pooled = with_baselines(tmp_path / "pooled", {"trees-pooled": "perfect"})
-    verdict = decide(pooled, "shift").verdict
-    assert verdict.answer.startswith("Use LOCAL"), "it needs pooled data"
-    assert all(entry.baseline == "" for entry in verdict.clients)
-
-
 def test_what_keeps_its_models_is_chosen_as_methods_are(tmp_path, monkeypatch):
     """The first line names the model that is handed over, whoever trained it."""
     best = {client: 1.0 for client in test_decision.CLIENTS_OF}
@@ -385,10 +366,44 @@ def test_what_keeps_its_models_is_chosen_as_methods_are(tmp_path, monkeypatch):
     assert verdict.evidence[1].startswith(
         f"{verdict.shared} against training alone (trees-alone): -"
     )
+    # No client is compared with what it uses.
+    assert {entry.baseline for entry in verdict.clients} == {""}
+    assert not any("gain over" in name for name in verdict.table().columns)
     # Of what needs pooled rows no model is made.
     pooled = with_baselines(tmp_path / "pooled", {"trees-pooled": "perfect"}, keep=True)
     verdict = decide(pooled, "shift").verdict
     assert verdict.answer.startswith("Use LOCAL")
+    assert all(entry.baseline == "" for entry in verdict.clients)
+
+
+def test_the_first_line_names_nothing_that_is_not_handed_over(tmp_path, monkeypatch):
+    """Of what keeps no models the decision says nothing, whatever it scores."""
+    best = {client: 1.0 for client in test_decision.CLIENTS_OF}
+    monkeypatch.setitem(test_decision.SHARE, "perfect", best)
+    verdict = decide(
+        with_baselines(tmp_path, {"trees-alone": "perfect"}), "shift"
+    ).verdict
+    assert verdict.answer.startswith("Use LOCAL for")
+    assert "trees-alone" not in [it.label for it in verdict.candidates]
+
+
+def test_every_baseline_without_pooled_rows_is_handed_over():
+    for name in baseline_names():
+        baseline = find_baseline(name)
+        assert baseline.keeps_models != baseline.needs_pooled_data, name
+        if baseline.keeps_models:
+            assert baseline.about and name in BASELINE_WORDS
+
+
+def test_a_choice_among_what_runs_over_machines_says_so(tmp_path):
+    experiment = build(tmp_path)
+    index = dataclasses.replace(experiment.index, deployable=True)
+    for it, end in (
+        (experiment, "standard error."),
+        (StoredExperiment(tmp_path, index), "can be trained over machines."),
+    ):
+        why = decide(it, "shift").verdict.evidence[0]
+        assert why.startswith("Why: ") and why.endswith(end), why
 
 
 def test_what_would_settle_it_depends_on_the_split(tmp_path):

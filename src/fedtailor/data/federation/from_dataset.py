@@ -4,7 +4,8 @@ Both are read by what they can do (a length, an example by its number), so that 
 library is needed here.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from fedtailor._base.choice import require
 from fedtailor.data.federation.build import from_arrays
 from fedtailor.data.federation.checks import plain_array
 from fedtailor.data.federation.federation import Federation
+from fedtailor.models.tasks import token_cross_entropy
 
 LABELS = ("label", "labels", "target", "y")
 """The columns that hold targets, if none is named."""
@@ -25,6 +27,8 @@ def from_dataset(
     *,
     x: str | None = None,
     y: str | None = None,
+    tokenizer: Callable[[list[str]], Any] | None = None,
+    next_token: bool = False,
     **options: Any,
 ) -> Federation:
     """Build a federation from map-style data sets of PyTorch, whose examples are pairs
@@ -39,7 +43,11 @@ def from_dataset(
             has it.
         x: the column of inputs: numbers or images of one shape. By default the one that is
             neither the target nor the client.
-        y: the column of targets; by default label, labels, target or y.
+        y: the column of targets; by default label, labels, target or y. If the data set's
+            `features` have names of classes, so has the federation.
+        tokenizer: turns texts [n] into token ids [n, t], or into a mapping that has them as
+            "input_ids", and as "attention_mask" what is no padding.
+        next_token: the targets of a text are its next tokens, with -1 for padding.
         options: further arguments of `from_arrays`.
 
     Returns:
@@ -47,20 +55,34 @@ def from_dataset(
 
     Raises:
         ValueError: a data set has no length, a column is missing or none is obvious, or
-            inputs are texts or differ in shape.
+            inputs are texts without a tokenizer or differ in shape.
 
     Example:
         >>> pairs = [(np.array([float(n)]), n % 2) for n in range(12)]
         >>> ft.federation.from_dataset({"a": pairs, "b": pairs}).names
         ('a', 'b')
     """
+    reading = _Reading(x, y, tokenizer, next_token)
+    if next_token:
+        require(
+            tokenizer is not None and y is None,
+            "next_token takes targets from the texts; give the tokenizer, and leave y out",
+        )
+        options.setdefault("loss", token_cross_entropy)
+        if "classes" not in options:
+            require(
+                hasattr(tokenizer, "__len__"),
+                "the tokenizer does not say how many tokens it knows; give"
+                " classes=network.known_tokens",
+            )
+            options["classes"] = len(tokenizer)  # pyright: ignore[reportArgumentType]
     if isinstance(data, Mapping) and not hasattr(data, "column_names"):
         require(
             client is None,
             "client is given and each client has a data set of its own; leave it out",
         )
         require(len(data) > 0, "there is no data set; give client -> data set")
-        parts = {str(name): _examples(one, x, y, None) for name, one in data.items()}
+        parts = {str(name): _examples(one, reading, None) for name, one in data.items()}
         shapes = {inputs.shape[1:] for inputs, _ in parts.values()}
         require(
             len(shapes) == 1,
@@ -69,7 +91,8 @@ def from_dataset(
         owners = np.repeat(list(parts), [len(inputs) for inputs, _ in parts.values()])
         inputs = np.concatenate([inputs for inputs, _ in parts.values()])
         targets = np.concatenate([targets for _, targets in parts.values()])
-        return from_arrays(inputs, targets, owners, **options)
+        names = _class_names(next(iter(data.values())), reading)
+        return _federation(inputs, targets, owners, names, options)
     require(
         client is not None,
         "a single data set does not say whose its examples are; name the column of the"
@@ -77,15 +100,50 @@ def from_dataset(
     )
     assert client is not None
     column = client if isinstance(client, str) else None
-    inputs, targets = _examples(data, x, y, column)
+    inputs, targets = _examples(data, reading, column)
     owners = _column(data, column) if column is not None else client
-    return from_arrays(inputs, targets, owners, **options)
+    names = _class_names(data, reading)
+    return _federation(inputs, targets, owners, names, options)
+
+
+def _federation(
+    inputs: NDArray[Any],
+    targets: NDArray[Any],
+    owners: ArrayLike,
+    class_names: Sequence[str] | None,
+    options: Mapping[str, Any],
+) -> Federation:
+    if class_names is None or "classes" in options:
+        return from_arrays(inputs, targets, owners, **options)
+    count = len(class_names)
+    federation = from_arrays(inputs, targets, owners, classes=count, **options)
+    return replace(federation, class_names=tuple(class_names))
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """What is read of each data set: the arguments of `from_dataset`."""
+
+    x: str | None
+    y: str | None
+    tokenizer: Callable[[list[str]], Any] | None
+    next_token: bool
+
+
+def _class_names(data: Any, reading: _Reading) -> Sequence[str] | None:
+    """The names of the classes, if a data set of columns has them."""
+    features, first = getattr(data, "features", None), data[0]
+    if reading.next_token or not features or not isinstance(first, Mapping):
+        return None
+    target = features.get(_name_of_target(first, reading.y))
+    return getattr(target, "names", None)
 
 
 def _examples(
-    data: Any, x: str | None, y: str | None, client: str | None
+    data: Any, reading: _Reading, client: str | None
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """The inputs and the targets of a data set."""
+    x, y = reading.x, reading.y
     require(
         hasattr(data, "__len__") and hasattr(data, "__getitem__"),
         f"{type(data).__name__} has no length or no examples by number; give a map-style"
@@ -94,13 +152,18 @@ def _examples(
     require(len(data) > 0, "a data set has no examples; leave its client out")
     first = data[0]
     if isinstance(first, Mapping):
-        target = _name_of_target(first, y)
+        target = None if reading.next_token else _name_of_target(first, y)
         others = [name for name in first if name not in (target, client)]
         require(
             x is not None or len(others) == 1,
             f"the columns {', '.join(others)} could all be inputs; name one with x",
         )
         inputs = _column(data, others[0] if x is None else x)
+        if reading.tokenizer is not None:
+            inputs, is_token = _tokens(reading.tokenizer, inputs)
+            if target is None:
+                return inputs[:, :-1], np.where(is_token, inputs, -1)[:, 1:]
+        assert target is not None
         targets = _column(data, target)
     else:
         require(
@@ -109,7 +172,7 @@ def _examples(
             " whose examples are one of them",
         )
         require(
-            x is None and y is None and client is None,
+            x is None and y is None and client is None and reading.tokenizer is None,
             "the examples are pairs (input, target) and have no columns; leave the names of"
             " columns out",
         )
@@ -118,9 +181,55 @@ def _examples(
         targets = _stacked([pair[1] for pair in pairs], "targets")
     require(
         inputs.dtype.kind in "fiub",
-        "inputs are not numbers; turn texts into tokens of one length first",
+        "inputs are not numbers; turn texts into tokens of one length by a tokenizer",
     )
     return inputs, targets
+
+
+def _tokens(
+    tokenizer: Callable[[list[str]], Any], texts: NDArray[Any]
+) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
+    """The token ids [n, t] of texts, and which of them are no padding.
+
+    Raises:
+        ValueError: the tokenizer fails, or gives what no model takes.
+    """
+    require(
+        texts.dtype.kind in "UO" and texts.ndim == 1,
+        "a tokenizer turns texts into tokens, and the inputs are no texts; leave it out,"
+        " or name the column of texts with x",
+    )
+    try:
+        encoded = tokenizer(texts.tolist())
+    except Exception as error:  # whatever another library raises
+        line = str(error).strip().partition("\n")[0]
+        raise ValueError(f"the tokenizer fails: {line}") from None
+    is_mapping = isinstance(encoded, Mapping)
+    ids = encoded["input_ids"] if is_mapping else encoded
+    lengths = {len(row) for row in ids}
+    require(
+        len(lengths) == 1,
+        f"the tokenizer gives {min(lengths)} to {max(lengths)} tokens, and models take one"
+        " length; have it pad: lambda texts: tokenizer(texts, padding='max_length',"
+        " truncation=True, max_length=64)",
+    )
+    tokens = np.asarray(ids).astype(np.int32)
+    is_token = np.ones(tokens.shape, bool)
+    if is_mapping and "attention_mask" in encoded:
+        is_token = np.asarray(encoded["attention_mask"]).astype(bool)
+    padding = np.unique(tokens[~is_token])
+    require(
+        len(padding) < 2,
+        f"the tokenizer hides the tokens {padding[:4].tolist()}, and only padding can be"
+        " hidden; leave its attention_mask out",
+    )
+    # Models know padding by its id alone.
+    require(
+        not np.isin(tokens[is_token], padding).any(),
+        f"the tokenizer pads with {padding.tolist()}, which texts hold as well; give it a"
+        " padding token of its own",
+    )
+    return tokens, is_token
 
 
 def _name_of_target(example: Mapping[str, Any], y: str | None) -> str:

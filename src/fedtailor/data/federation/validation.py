@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from fedtailor._base.choice import require
 from fedtailor.data.federation.checks import MAX_CLASSES, SPLITS, check_integer
+from fedtailor.models.tasks import TokenCrossEntropy
 from fedtailor.protocol import client_ids
 
 if TYPE_CHECKING:
@@ -213,6 +214,10 @@ def _check_targets(federation: "Federation") -> None:
         )
     if classes is not None and y.size and (y.min() < 0 or y.max() >= classes):
         wrong = (y < 0) | (y >= classes)
+        if isinstance(federation.loss, TokenCrossEntropy):
+            wrong &= y != federation.loss.ignore  # padding
+        if not wrong.any():
+            return
         row = int(np.argmax(wrong.reshape(len(y), -1).any(axis=1)))
         label = np.atleast_1d(y[row])[np.atleast_1d(wrong[row])][0]
         raise ValueError(

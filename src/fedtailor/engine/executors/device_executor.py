@@ -23,7 +23,7 @@ from fedtailor.engine.executors.cohort_parts import (
     concatenate,
     select_clients,
 )
-from fedtailor.engine.executors.devices import Devices, ExchangeRequest
+from fedtailor.engine.executors.devices import Devices, ExchangeRequest, Place
 from fedtailor.engine.executors.examples import examples_of
 from fedtailor.engine.executors.map_clients import AddedSum, balanced_order
 from fedtailor.engine.executors.round_memory import RoundMemory
@@ -107,8 +107,7 @@ class DeviceExecutor:
         settings: Settings = Settings(),  # noqa: B008 (frozen)
         *,
         directory: Path | None = None,
-        devices: Devices | None = None,
-        federation_index: int = 0,
+        place: Place | None = None,
         data: DataFacts | None = None,
     ) -> None:
         """Place the examples on the devices.
@@ -119,9 +118,8 @@ class DeviceExecutor:
             settings: which devices to use, and how.
             directory: the directory of the file for states that do not fit into memory,
                 to which checkpoints refer; None = a file without a name.
-            devices: devices that hold the examples already, together with those of other
-                federations; None = place the examples now.
-            federation_index: the index of this federation among those of `devices`.
+            place: where the examples are already, with those of other federations;
+                None = place them now.
             data: what is known of all clients, if `federation` has not all of them.
         """
         self.federation = federation
@@ -133,12 +131,9 @@ class DeviceExecutor:
         self.seen = _table(self.data, self._ids, ~self.data.unseen)
         self.unseen = _table(self.data, self._ids, self.data.unseen)
         self.examples: Examples = examples_of(federation, self.seen.original_index)
-        self.devices = (
-            Devices([federation], model.precision.sums, settings)
-            if devices is None
-            else devices
-        )
-        self.federation_index = federation_index
+        if place is None:
+            place = Place(Devices([federation], model.precision.sums, settings))
+        self.devices, self.federation_index = place.devices, place.index
         self.shards = self.devices.mesh.size
         self.split_sizes = client_split_sizes(self.data)
         # The models of the clients' networks, and which of them each client has.

@@ -48,6 +48,8 @@ MEMORY_SHARE = 0.9
 """The fraction of the free memory that a program may use."""
 MAX_CHUNK = 1024
 """The largest number of clients that a device trains at the same time."""
+MOST_PADDED = 2**26
+"""Bytes of models up to which a program has rows for requests that there are none of."""
 UNPLANNED_CHUNK = 32
 """The chunk on accelerators that do not report their memory."""
 
@@ -142,6 +144,9 @@ class Devices:
             splits of its clients begin.
         chunks: program -> the number of clients trained at the same time on one device,
             for programs where the free memory limits it.
+        slots: the number of requests that a program has rows for. Where one client trains
+            after another, it is the number of federations: a program is compiled once,
+            however many of their runs have ended. Rows without clients have no examples.
     """
 
     def __init__(
@@ -167,10 +172,16 @@ class Devices:
         self.sharded = NamedSharding(self.mesh, PartitionSpec(AXIS))
         # Brings shards of several processes to all devices.
         self._gather = jax.jit(lambda outputs: outputs, out_shardings=self.replicated)
+        # Compiled, as calls of single operations take longer than these.
         self._separate = jax.jit(
-            _separate, static_argnames="requests", out_shardings=self.sharded
+            _separate,
+            static_argnames=("slots", "requests"),
+            out_shardings=(self.sharded, self.replicated),
         )
+        self._concatenate = jax.jit(jnp.concatenate, out_shardings=self.replicated)
+        self._interleave = jax.jit(_interleave, out_shardings=self.sharded)
         self.own_examples = least is not None
+        self.slots = 1 if settings.trains_in_chunks else len(federations)
         pool, self.start = build_pool(federations, dtype, least or PoolSize())
         put = self._in_blocks if self.own_examples else self._on_all
         arrays = {name: put(getattr(pool, name)) for name in ("x", "y", "rows")}
@@ -213,22 +224,21 @@ class Devices:
         self._require_memory(program, shared, clients)
         with self._said_if_slow(program, len(clients.packed.numbers)):
             outputs = map_clients(program, shared, clients)
-        sums = outputs.pop("sums", None)
-        parts = [outputs]
-        if len(requests) > 1:
-            parts = self._separate(outputs, requests=len(requests))
+        sums, slots = outputs.pop("sums", None), self._slots(requests)
+        parts, totals = [outputs], [sums]
+        if slots > 1:
+            parts, totals = self._separate(outputs, sums, slots, len(requests))
         parts = [self._to_server(part) for part in parts]
-        if sums is None:
-            return parts
-        # Each sum has a block of streams for each request.
-        for number, (part, request) in enumerate(zip(parts, requests, strict=True)):
-            of_request = []
-            for total, (added, _) in zip(sums, request.sums or (), strict=True):
-                first = number * added.streams
-                block = total[first : first + added.streams]
-                of_request.append(block if len(requests) > 1 else total)
-            part["sums"] = tuple(of_request)
+        if sums is not None:
+            for part, total in zip(parts, totals, strict=True):
+                part["sums"] = total
         return parts
+
+    def _slots(self, requests: Sequence[ExchangeRequest]) -> int:
+        """The number of requests that a program for these has rows for."""
+        first = requests[0]
+        memory = self.slots * first.row_count * _vector(first.model)
+        return max(len(requests), self.slots if memory <= MOST_PADDED else 1)
 
     @contextmanager
     def _said_if_slow(self, program: Program, rows: int) -> Iterator[None]:
@@ -286,12 +296,22 @@ class Devices:
         # requests, and comes from the first one.
         first = requests[0].exchange
         streams, rows = self.inputs(requests)
-        clients = rows[0] if len(requests) == 1 else _interleave(rows)
+        empty = self._slots(requests) - len(requests)
+        if empty:
+            padding = rows[0]._replace(packed=rows[0].packed.padding())
+            rows += [padding] * empty
         # States may be on the devices already. They are put there if not, as a program
         # would be compiled for each of both cases.
-        states = jax.tree.map(lambda leaf: place(leaf, self.sharded), clients.state)
-        clients = jax.tree.map(self._shard_rows, clients._replace(state=()))
-        clients = clients._replace(state=states)
+        states = [
+            jax.tree.map(lambda leaf: place(leaf, self.sharded), each.state)
+            for each in rows
+        ]
+        rows = [each._replace(state=()) for each in rows]
+        clients, state = rows[0], states[0]
+        if len(rows) > 1:
+            clients, state = _interleave(rows), self._interleave(states)
+        clients = jax.tree.map(self._shard_rows, clients)
+        clients = clients._replace(state=state)
         algorithm, pipelines = self._hyperparameters(first)
         frozen = self.frozen(requests[0].model)
         shared = SharedInputs(algorithm, pipelines, self.pool, streams, frozen)
@@ -306,7 +326,7 @@ class Devices:
         )
         if requests[0].sums is not None:
             sums = tuple(
-                added._replace(streams=len(requests) * added.streams)
+                added._replace(streams=self._slots(requests) * added.streams)
                 for added, _ in requests[0].sums
             )
             program = program._replace(sums=sums)
@@ -385,8 +405,10 @@ class Devices:
 
         Returns:
             Kind of message -> the streams of all requests, concatenated, on every
-            device; and for each request the inputs of its clients.
+            device; and for each request the inputs of its clients. Slots without a
+            request have the streams of the first one, which nobody receives.
         """
+        slots = self._slots(requests)
         # The streams of all requests are concatenated. So the numbers of a request's
         # streams are shifted by the count of streams before its own.
         streams = {}
@@ -399,12 +421,13 @@ class Devices:
                 parts.append(place(values, self.replicated))
                 offset[kind] = count
                 count += len(values)
-            streams[kind] = parts[0] if len(parts) == 1 else jnp.concatenate(parts)
+            parts += parts[:1] * (slots - len(requests))
+            streams[kind] = parts[0] if len(parts) == 1 else self._concatenate(parts)
         packed = []
         for number, (request, offset) in enumerate(zip(requests, offsets, strict=True)):
             weights = None
             if request.sums is not None:
-                weights = self._weights(request.sums, request, number, len(requests))
+                weights = self._weights(request.sums, request, number, slots)
             packed.append(self._pack(request, offset, weights))
         return streams, packed
 
@@ -413,7 +436,7 @@ class Devices:
         sums: tuple[tuple[AddedSum, NDArray[np.float64]], ...],
         request: ExchangeRequest,
         number: int,
-        requests: int,
+        slots: int,
     ) -> NDArray[Any]:
         """The weights [c, w] of a request's clients in the sums of all requests: each sum
         has a block of streams for each of them, and the clients of the others have no
@@ -422,7 +445,7 @@ class Devices:
         blocks = []
         for added, weights in sums:
             block = np.zeros(
-                (len(request.order), requests, added.streams),
+                (len(request.order), slots, added.streams),
                 request.model.precision.sums,
             )
             block[:, number] = weights.T[request.order]
@@ -579,6 +602,19 @@ class Devices:
         return {**outputs, **states}
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where the examples of a federation are.
+
+    Attributes:
+        devices: they hold them, and perhaps those of other federations.
+        index: of this federation among them.
+    """
+
+    devices: Devices
+    index: int = 0
+
+
 def place(values: ArrayLike, sharding: Sharding) -> Array:
     """Put an array on devices; if there are several processes, each holds all of it."""
     # `device_put` would not move the array either, but takes time to find that out.
@@ -649,9 +685,10 @@ def free_memory(devices: Sequence[Any]) -> float:
     return float(process_allgather(np.asarray(free)).min())
 
 
-def _interleave(rows: Sequence[ClientInputs]) -> ClientInputs:
-    """The rows of several requests as one cohort: row 0 of every request, then row 1 of
-    every request, ..., so that every device gets equally many rows of each request.
+def _interleave(rows: Sequence[Any]) -> Any:
+    """The rows of several requests (trees of arrays [r, ...]) as one cohort: row 0 of
+    every request, then row 1 of every request, ..., so that every device gets equally many
+    rows of each request.
     """
 
     def interleave(*leaves: Array | np.ndarray) -> Array | np.ndarray:
@@ -662,15 +699,29 @@ def _interleave(rows: Sequence[ClientInputs]) -> ClientInputs:
     return jax.tree.map(interleave, *rows)
 
 
-def _separate(outputs: Outputs, requests: int) -> list[Outputs]:
-    """The outputs of each of several requests: the opposite of `_interleave`."""
+def _separate(
+    outputs: Outputs, sums: Any, slots: int, requests: int
+) -> tuple[list[Outputs], list[Any]]:
+    """The outputs and sums of each of several requests: the opposite of `_interleave`.
 
-    def of_request(number: int, leaf: Array) -> Array:
-        return leaf.reshape(-1, requests, *leaf.shape[1:])[:, number]
+    Args:
+        outputs: of a program with rows for `slots` requests.
+        sums: each has a block of streams for each slot; None = there are none.
+        slots: the number of requests that there are rows for.
+        requests: the number of requests.
+    """
 
-    return [
-        jax.tree.map(partial(of_request, number), outputs) for number in range(requests)
-    ]
+    def rows_of(number: int, leaf: Array) -> Array:
+        return leaf.reshape(-1, slots, *leaf.shape[1:])[:, number]
+
+    def block_of(number: int, total: Array) -> Array:
+        return total.reshape(slots, -1, *total.shape[1:])[number]
+
+    every = range(requests)
+    return (
+        [jax.tree.map(partial(rows_of, number), outputs) for number in every],
+        [jax.tree.map(partial(block_of, number), sums) for number in every],
+    )
 
 
 def _is_integer(value: ArrayLike) -> bool:

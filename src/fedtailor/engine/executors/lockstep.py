@@ -18,13 +18,50 @@ from fedtailor.data.federation import Federation
 from fedtailor.engine.client.pool import largest_split
 from fedtailor.engine.executors.debug import DebugExecutor
 from fedtailor.engine.executors.device_executor import DeviceExecutor
-from fedtailor.engine.executors.devices import Devices, ExchangeRequest
+from fedtailor.engine.executors.devices import Devices, ExchangeRequest, Place
 from fedtailor.engine.executors.kinds import executor_kind
 from fedtailor.engine.executors.settings import Settings
 from fedtailor.models import Model
 from fedtailor.protocol import Answers, Exchange, Exchanges
 
 T = TypeVar("T")
+
+
+def place_together(
+    federations: Sequence[Federation], dtypes: Sequence[str], settings: Settings
+) -> list[Place | None]:
+    """Place the examples of several federations on the devices: together where they have
+    the same format, so that one program can train clients of several runs.
+
+    Args:
+        federations: who holds which examples.
+        dtypes: the floating-point type that each federation's model computes in.
+        settings: which devices to use, and how.
+
+    Returns:
+        Where those of each federation are; None for executors without compiled programs.
+
+    Raises:
+        ValueError: there are several processes: their runs would not keep step.
+    """
+    require(
+        jax.process_count() == 1,
+        "trainings at once need one process; with several, train one after another",
+    )
+    places: list[Place | None] = [None] * len(federations)
+    if settings.debug:
+        return places
+    by_format: dict[Hashable, list[int]] = {}
+    for position, (federation, dtype) in enumerate(
+        zip(federations, dtypes, strict=True)
+    ):
+        by_format.setdefault((dtype, *_format(federation)), []).append(position)
+    for positions in by_format.values():
+        alike = [federations[position] for position in positions]
+        devices = Devices(alike, dtypes[positions[0]], settings)
+        for index, position in enumerate(positions):
+            places[position] = Place(devices, index)
+    return places
 
 
 class LockstepGroup:
@@ -40,45 +77,29 @@ class LockstepGroup:
         models: Sequence[Model],
         settings: Settings,
         directories: Sequence[Any],
+        places: Sequence[Place | None] | None = None,
     ) -> None:
-        """Place the examples of all federations on the devices, together if they have
-        the same format.
+        """Make the executors.
+
+        Args:
+            federations: who holds which examples.
+            models: what is trained on each.
+            settings: which devices to use, and how.
+            directories: of the runs; None = a run has none.
+            places: where the examples are; None = place them now.
 
         Raises:
-            ValueError: there are several processes: their runs would not keep step.
+            ValueError: see `place_together`.
         """
-        require(
-            jax.process_count() == 1,
-            "trainings at once need one process; with several, train one after another",
-        )
-        # Executors that run compiled programs share a pool of examples if the examples
-        # have the same format, so that one program can train clients of several runs.
-        runs_by_format: dict[Hashable, list[int]] = {}
-        for run, (federation, model) in enumerate(
-            zip(federations, models, strict=True)
-        ):
-            if not settings.debug:
-                key = (model.precision.sums, *_format(federation))
-                runs_by_format.setdefault(key, []).append(run)
-        shared: dict[int, dict[str, Any]] = {}
-        for runs in runs_by_format.values():
-            devices = Devices(
-                [federations[run] for run in runs],
-                models[runs[0]].precision.sums,
-                settings,
-            )
-            for index, run in enumerate(runs):
-                shared[run] = {"devices": devices, "federation_index": index}
+        if places is None:
+            dtypes = [model.precision.sums for model in models]
+            places = place_together(federations, dtypes, settings)
         self.executors = [
             executor_kind(settings)(
-                federation,
-                model,
-                settings,
-                directory=directory,
-                **shared.get(run, {}),
+                federation, model, settings, directory=directory, place=place
             )
-            for run, (federation, model, directory) in enumerate(
-                zip(federations, models, directories, strict=True)
+            for federation, model, directory, place in zip(
+                federations, models, directories, places, strict=True
             )
         ]
 

@@ -3,7 +3,7 @@ integers.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import jax
 import jax.numpy as jnp
@@ -92,6 +92,13 @@ class PackedInputs:
             weights.shape[1],
             weights.dtype.name,
         )
+
+    def padding(self) -> "PackedInputs":
+        """As many rows of padding [c, w]."""
+        numbers = np.zeros(self.numbers.shape, np.int32)
+        width = FIRST_STREAM + sum(count for _, count in self.kinds)
+        numbers[:, FIRST_STREAM:width] = NOT_SENT
+        return replace(self, numbers=numbers)
 
     @property
     def address(self) -> ClientAddress:

@@ -29,7 +29,7 @@ from fedtailor.engine.executors.device_executor import (
     DeviceExecutor,
     reads_states,
 )
-from fedtailor.engine.executors.devices import Devices, ExchangeRequest
+from fedtailor.engine.executors.devices import Devices, ExchangeRequest, Place
 from fedtailor.engine.executors.map_clients import balanced_order
 from fedtailor.engine.executors.settings import Settings
 from fedtailor.engine.executors.shard_states import write_states
@@ -105,7 +105,7 @@ class ShardExecutor(DeviceExecutor):
             model,
             settings,
             directory=directory,
-            devices=devices,
+            place=Place(devices),
             data=data,
         )
         self._shared = data

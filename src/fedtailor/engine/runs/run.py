@@ -18,6 +18,7 @@ from fedtailor.aggregation.pipelines import Byzantine
 from fedtailor.data.federation import Federation, FederationShard
 from fedtailor.engine.executors import (
     DeviceExecutor,
+    Place,
     Settings,
     ShardExecutor,
     executor_kind,
@@ -251,10 +252,12 @@ def executor_of(
     model: Model | Architecture,
     settings: Settings,
     directory: Path | str | None = None,
+    place: Place | None = None,
 ) -> DeviceExecutor:
     """The executor that simulates a federation as `settings` say.
 
-    Its model is `model`, bound to the federation's inputs and targets.
+    Its model is `model`, bound to the federation's inputs and targets. `place` says where
+    the examples are already, if they are.
 
     Raises:
         ValueError: a single model does not fit into this machine.
@@ -274,7 +277,7 @@ def executor_of(
     if isinstance(federation, FederationShard):
         return ShardExecutor(federation, model, settings, directory=folder)
     executor_class = executor_kind(settings)
-    return executor_class(federation, model, settings, directory=folder)
+    return executor_class(federation, model, settings, directory=folder, place=place)
 
 
 def simulate(

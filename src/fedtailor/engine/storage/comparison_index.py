@@ -166,6 +166,7 @@ class Index:
             one of them.
         skipped: runs that were skipped, with reasons.
         baselines: the finished runs of baselines.
+        deployable: whether only what can be trained over machines may be chosen.
         until_converged: whether runs end when their validation loss has converged; the
             rounds of a scenario are then a limit.
         budget: rounds of successive halving, or None without halving.
@@ -193,6 +194,7 @@ class Index:
     runs: int
     method_runs: Annotated[list[MethodRun], Field(alias="cells")]
     baselines: list[BaselineRun] = field(default_factory=list)
+    deployable: bool = False
     candidates: list[CandidateRun] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
     budget: RoundBudget | None = None

@@ -61,9 +61,27 @@ def bind(model: Model | Architecture, federation: Federation) -> Model:
         # A model of an earlier run starts again, at the log-odds of these rows.
         inner = model.inner if isinstance(model, ProportionalHazards) else model
         model = ProportionalHazards(inner, loss.start)
+    require_known_tokens(model, federation)
     outputs = task_of(loss).outputs(federation.classes, federation.y.shape[1:])
     return model.in_precision(precision).bind(
         federation.input_shape, outputs, loss=loss
+    )
+
+
+def require_known_tokens(model: Architecture, federation: Federation) -> None:
+    """Refuse token ids that a network does not know.
+
+    Raises:
+        ValueError: with the first of them.
+    """
+    known, x = model.known_tokens, federation.x
+    if known is None or x.dtype.kind not in "iu" or not x.size:
+        return
+    worst = int(x.max()) if x.min() >= 0 else int(x.min())
+    require(
+        0 <= worst < known,
+        f"the inputs have the token {worst}, and the network knows 0 to {known - 1}; take"
+        " the tokenizer that belongs to it",
     )
 
 

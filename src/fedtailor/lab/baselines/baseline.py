@@ -82,6 +82,8 @@ class Baseline(ABC):
     """Whether its predictions are linear in the inputs (before a softmax)."""
     is_alone: ClassVar[bool] = False
     """Whether each client trains on its own rows only."""
+    over_machines: ClassVar[bool] = False
+    """Whether clients can train it where their rows are: alone, or by messages of a job."""
     by_default: ClassVar[bool] = True
     """Whether a comparison trains it without being asked."""
     keeps_models: ClassVar[bool] = False

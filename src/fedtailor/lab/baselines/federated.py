@@ -157,6 +157,7 @@ class TreesFederated(Baseline):
     title: ClassVar[str] = "boosted trees, federated"
     needs_pooled_data: ClassVar[bool] = False
     by_default: ClassVar[bool] = False  # trees-personal are quicker
+    over_machines: ClassVar[bool] = True
     keeps_models: ClassVar[bool] = True
     about: ClassVar[str] = (
         "Trees are boosted on sums over clients: of rows, targets, and of gradients and"

@@ -70,6 +70,7 @@ class LinearAlone(Baseline):
 
     keeps_models: ClassVar[bool] = True
     is_alone: ClassVar[bool] = True
+    over_machines: ClassVar[bool] = True
     about: ClassVar[str] = (
         "Each client fits ridge or logistic regression, with scikit-learn's default"
         " penalty, to its own rows. Nothing is sent."

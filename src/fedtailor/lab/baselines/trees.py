@@ -103,6 +103,7 @@ class TreesAlone(ChosenTrees):
     name: ClassVar[str] = "trees-alone"
     title: ClassVar[str] = "boosted trees, alone"
     is_alone: ClassVar[bool] = True
+    over_machines: ClassVar[bool] = True
     about: ClassVar[str] = (
         "Each client boosts trees on its own rows, and nothing is sent. Their depth, the"
         " rows in a leaf and the number of trees are the same for all clients, chosen by"

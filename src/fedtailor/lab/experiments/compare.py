@@ -40,7 +40,6 @@ from fedtailor.engine.storage.run_files import (
     read_summary,
 )
 from fedtailor.engine.training import Training
-from fedtailor.lab.baselines import find_baseline
 from fedtailor.lab.experiments.budget import Halving
 from fedtailor.lab.experiments.choosing import Choosing, finished_runs
 from fedtailor.lab.experiments.compared_runs import ComparedRuns
@@ -300,7 +299,7 @@ class Comparison:
 
     def _train_baselines(self, scenario: ComparedScenario) -> None:
         """Train the baselines on all seeds, and add their runs to the index."""
-        baselines = [find_baseline(name) for name in self.experiment.file.baselines]
+        baselines = self.experiment.baselines
         if not baselines:
             return
         # Seed by seed, as its table is read once for all of them.

@@ -8,10 +8,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from fedtailor._base.files import file_digest
 from fedtailor._version import __version__
 from fedtailor.data.federation import Federation
-from fedtailor.engine.executors import DeviceExecutor, LockstepGroup, Settings
+from fedtailor.engine.executors import (
+    DeviceExecutor,
+    LockstepGroup,
+    Place,
+    Settings,
+    place_together,
+)
 from fedtailor.engine.runs import run_exchanges
 from fedtailor.engine.runs.run import Store, executor_of
 from fedtailor.engine.storage import Interrupted, Unusable, interrupts
@@ -28,7 +36,7 @@ from fedtailor.lab.experiments.experiment import (
     Experiment,
 )
 from fedtailor.lab.trackers import Tracker, find_trackers
-from fedtailor.models import Model, linear
+from fedtailor.models import Architecture, Model, linear
 from fedtailor.protocol import Diverged, Exchanges, drive
 from fedtailor.protocol.plain import to_plain
 
@@ -71,6 +79,8 @@ class ComparedRuns:
         self.seconds: dict[str, float] = {}
         self.shares: dict[str, float] = {}
         self._federations: dict[tuple[str, int], Federation] = {}
+        # Where examples are: of one scenario, for models of one type.
+        self._places: tuple[Any, dict[int, Place | None]] = (None, {})
 
     def train(
         self,
@@ -96,7 +106,8 @@ class ComparedRuns:
         if summary is None:
             federation = self.data(scenario, seed)
             path, model = self.results / name, scenario.model_of(candidate)
-            executor = executor_of(federation, model, self.settings, path)
+            place = self._place(scenario, seed, model)
+            executor = executor_of(federation, model, self.settings, path, place)
             drive(self._run(method, candidate, seed, executor, rounds=rounds), executor)
             if name in self.refusals:
                 return name
@@ -121,7 +132,8 @@ class ComparedRuns:
         model = scenario.model_of(candidate)
         models = [bind(model, federation) for federation in federations]
         directories = [self.results / names[seed] for seed in unfinished]
-        group = LockstepGroup(federations, models, self.settings, directories)
+        places = [self._place(scenario, seed, model) for seed in unfinished]
+        group = LockstepGroup(federations, models, self.settings, directories, places)
         with interrupts() as stopped:
             runs = [
                 self._run(method, candidate, seed, executor, stopped)
@@ -215,10 +227,13 @@ class ComparedRuns:
         ]
         try:
             spec = self.spec(method, candidate, seed, executor.model)
+            # Runs of a process are saved once a minute anyway, and short ones are done by
+            # then; the clocks of several processes differ.
+            shares = 1 if jax.process_count() == 1 else 5
             store = Store(
                 self.results / name,
                 resume=True,
-                checkpoint_every=max(scenario.rounds // 5, 1),
+                checkpoint_every=max(scenario.rounds // shares, 1),
                 keep_rows=rounds == scenario.rounds,
                 origin=scenario.definition.origin(seed),
             )
@@ -297,6 +312,25 @@ class ComparedRuns:
                 del self._federations[known]
             self._federations[key] = scenario.definition.build(seed)
         return self._federations[key]
+
+    def _place(
+        self, scenario: ComparedScenario, seed: int, model: Model | Architecture
+    ) -> Place | None:
+        """Where the examples of a seed are: with those of the seeds that are trained at
+        once with it, so that all of their runs share programs; None = nowhere yet.
+        """
+        if self.at_once == 1:
+            return None
+        seeds = self.experiment.file.seeds
+        first = seeds.index(seed) // self.at_once * self.at_once
+        together = seeds[first : first + self.at_once]
+        federations = [self.data(scenario, one) for one in together]
+        dtypes = [bind(model, it).precision.sums for it in federations]
+        key = scenario.label, first, tuple(dtypes)
+        if self._places[0] != key:
+            places = place_together(federations, dtypes, self.settings)
+            self._places = key, dict(zip(together, places, strict=True))
+        return self._places[1][seed]
 
     def evaluate_every(self, scenario: ComparedScenario) -> int:
         """Number of rounds between two evaluations."""

@@ -22,7 +22,7 @@ from fedtailor.engine.training import (
 )
 from fedtailor.engine.training.asynchronous_tables import asynchronous_of_table
 from fedtailor.lab import scenarios
-from fedtailor.lab.baselines import find_baseline
+from fedtailor.lab.baselines import Baseline, find_baseline
 from fedtailor.lab.experiments.grid import combinations, nested
 from fedtailor.lab.experiments.search import Space, space_of
 from fedtailor.lab.report.drawing import FIGURES
@@ -128,6 +128,7 @@ class _File(_Table):
     track: list[str] = []
     measured: list[str] = []
     baselines: list[str] = []
+    deployable: bool = False
     metrics: list[Literal[MEASURE_NAMES]] = Field(  # type: ignore[valid-type]
         ["mean", "worst10"], min_length=1
     )
@@ -248,6 +249,18 @@ class Experiment:
     def methods_of(self, scenario: ComparedScenario) -> list[ComparedMethod]:
         """The methods of one of the scenarios."""
         return [method for method in self.methods if method.scenario is scenario]
+
+    @property
+    def baselines(self) -> list[Baseline]:
+        """What is trained beside the methods.
+
+        If only what can be trained over machines may be chosen, others that could be are
+        left out; what needs pooled rows never is chosen, and shows what these would give.
+        """
+        baselines = [find_baseline(name) for name in self.file.baselines]
+        if not self.file.deployable:
+            return baselines
+        return [it for it in baselines if it.over_machines or it.needs_pooled_data]
 
     @property
     def runs(self) -> int:

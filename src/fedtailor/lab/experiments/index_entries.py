@@ -171,6 +171,7 @@ def index_of(
         runs=experiment.runs + entries.added_runs,
         method_runs=entries.method_runs,
         baselines=entries.baselines,
+        deployable=file.deployable,
         candidates=entries.candidates,
         skipped=entries.skipped,
         budget=entries.budget,

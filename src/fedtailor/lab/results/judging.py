@@ -20,7 +20,6 @@ from fedtailor.lab.results.units import unit_of
 from fedtailor.lab.results.verdict import ClientVerdict, Verdict
 from fedtailor.lab.results.verdict_text import (
     answer_of,
-    baseline_ahead,
     better_warnings,
     candidates_of,
     choice_sentence,
@@ -107,12 +106,14 @@ def verdict_of(
     arguments = experiment.index.scenarios[scenario].arguments
     column, count = str(arguments.get("client", "client")), len(clients)
     nouns = nouns_of(column)
-    ahead = baseline_ahead(tests, unkept)
-    answer = answer_of(chosen, runs, arguments, count, nouns, is_behind=bool(ahead))
-    evidence = [choice_sentence(chosen)] if len(runs) > 1 else []
+    answer = answer_of(chosen, runs, arguments, count, nouns)
+    evidence = []
+    if len(runs) > 1:
+        deployable = experiment.index.deployable
+        evidence.append(choice_sentence(chosen, deployable=deployable))
     if base is not None and shared:
         evidence += sharing_sentences(tests, shared, base, chosen.method, nouns)
-    candidates = candidates_of(tests, unkept, chosen.method)
+    candidates = candidates_of(tests, chosen.method)
     several = bool(chosen.of_client)
     return Verdict(
         chosen,
@@ -120,7 +121,7 @@ def verdict_of(
         subject=subject_of(experiment, scenario, count, nouns, first.metric),
         client_column=column,
         nouns=nouns,
-        answer=" ".join([*ahead, answer]),
+        answer=answer,
         evidence=evidence,
         candidates=candidates,
         candidates_unit=first.unit,
@@ -205,7 +206,13 @@ def _clients(
     gain_of = {name: alone.get((name, compared[name])) for name in names}
     p = np.array([(gain_of[name] or {}).get("p", np.nan) for name in names])
     adjusted = holm(p)
-    beside = _baselines_of_clients(baselines, names, sizes)
+    best = _baselines_of_clients(baselines, names, sizes)
+    beside = {
+        name: label
+        for name, label in best.items()
+        # Whoever uses a baseline gains nothing over it.
+        if baselines[label].about.name != own[name]
+    }
     over = _over_baselines(own, beside, used, baselines, metric)
     tested = mean_sizes(next(iter(runs.values())), "test")
     entries = []

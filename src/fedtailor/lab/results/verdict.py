@@ -34,20 +34,19 @@ def in_words(gain: Interval) -> str:
 
 @dataclass(frozen=True)
 class Candidate:
-    """Something that could be used: a method, or a baseline that needs no pooled data.
+    """Something that could be used: a method, or what is trained beside methods, needs no
+    pooled rows and keeps its models.
 
     Attributes:
         label: its name.
         mean: its mean on test rows over clients and seeds, in the unit of the metric.
         gain: gain over the recommended method with its interval, in the same unit; None
             for the recommended one.
-        is_method: whether it is a method, no baseline.
     """
 
     label: str
     mean: float
     gain: Interval | None
-    is_method: bool = True
 
 
 @dataclass(frozen=True)
@@ -107,8 +106,7 @@ class Verdict:
         subject: what was measured, one line.
         client_column: the column that names the clients.
         nouns: what a client is called.
-        answer: which method to use, one sentence; before it, a baseline that is ahead of
-            all methods.
+        answer: which method to use, one sentence.
         evidence: why, and whether sharing helps on average: at most three sentences.
         candidates: what could be used, best first.
         candidates_unit: of the metric of their means.
@@ -221,8 +219,9 @@ class Verdict:
             "use",
             f"expected\n{self.unit.label}",
             "gain of sharing over\ntraining alone",
-            f"gain over\n{self._baseline_name()}",
         ]
+        if self._has_baselines:
+            columns.append(f"gain over\n{self._baseline_name()}")
         clients = sorted(self.clients, key=_by_gain)
         return ReportTable(
             "",
@@ -232,6 +231,11 @@ class Verdict:
             text=2,
             note=note,
         )
+
+    @property
+    def _has_baselines(self) -> bool:
+        """Whether a client is compared with a baseline that is not what it uses."""
+        return any(it.over_baseline is not None for it in self.clients)
 
     def _baseline_name(self) -> str:
         """The baseline that the clients are compared with, if it is one and the same."""
@@ -251,13 +255,15 @@ class Verdict:
 
     def _row(self, client: ClientVerdict) -> list[Cell]:
         """What a client should use, and what it may expect."""
-        return [
+        row = [
             client.client,
             client.use,
             self._value_cell(client),
             _gain_cell(self.unit, client.gain),
-            _gain_cell(self.unit, client.over_baseline),
         ]
+        if self._has_baselines:
+            row.append(_gain_cell(self.unit, client.over_baseline))
+        return row
 
     def _row_below(self, client: ClientVerdict) -> list[str]:
         """How sure that is."""
@@ -268,13 +274,10 @@ class Verdict:
             expected = f"{low:.{digits}f} to {high:.{digits}f}"
         elif math.isfinite(client.value):
             expected = "one row"
-        return [
-            f"{client.test_rows:,} tested",
-            client.method,
-            expected,
-            client.word,
-            _word_of(client.over_baseline),
-        ]
+        row = [f"{client.test_rows:,} tested", client.method, expected, client.word]
+        if self._has_baselines:
+            row.append(_word_of(client.over_baseline))
+        return row
 
     def as_dict(self) -> dict[str, Any]:
         """Converts the verdict to a dict for JSON.

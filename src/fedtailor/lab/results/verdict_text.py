@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 
 from fedtailor._base.printable import join_names
-from fedtailor.lab.baselines import CHOSEN
 from fedtailor.lab.results.experiment import StoredExperiment, TrainedBaseline
 from fedtailor.lab.results.measures import mean_of_runs
 from fedtailor.lab.results.stored import RunsByMethod
@@ -105,8 +104,6 @@ def answer_of(
     arguments: Mapping[str, Any],
     clients: int,
     nouns: Nouns,
-    *,
-    is_behind: bool,
 ) -> str:
     """The answer in one sentence: which method to use, and what it is.
 
@@ -116,7 +113,6 @@ def answer_of(
         arguments: of the scenario.
         clients: their number.
         nouns: what a client is called.
-        is_behind: whether a baseline is ahead of all methods, which was said before.
     """
 
     def what(label: str) -> str:
@@ -129,8 +125,7 @@ def answer_of(
         whom = f"for {clients - len(own)} of {nouns.counted(clients)}"
     else:
         whom = f"for all {nouns.counted(clients)}"
-    use = "Of the federated methods use" if is_behind else "Use"
-    text = f"{use} {method}{_predicted(arguments)} {whom}"
+    text = f"Use {method}{_predicted(arguments)} {whom}"
     if not own:
         return f"{text}: {what(method)}."
     of_method: dict[str, list[str]] = {}
@@ -142,8 +137,13 @@ def answer_of(
     return f"{text} ({meanings})."
 
 
-def choice_sentence(chosen: Recommendation) -> str:
-    """Why the method was chosen."""
+def choice_sentence(chosen: Recommendation, *, deployable: bool = False) -> str:
+    """Why the method was chosen.
+
+    Args:
+        chosen: the methods that were chosen.
+        deployable: whether only what can be trained over machines could be.
+    """
     ties = len(chosen.close)
     if ties == 1:
         reason = "best on validation rows by more than one standard error"
@@ -156,7 +156,8 @@ def choice_sentence(chosen: Recommendation) -> str:
             f"simplest of {ties} within one standard error of {chosen.best} on validation"
             " rows"
         )
-    return f"Why: {reason}."
+    among = "; chosen among what can be trained over machines" if deployable else ""
+    return f"Why: {reason}{among}."
 
 
 def shared_method(chosen: Recommendation, tests: Tests, alone: Collection[str]) -> str:
@@ -206,62 +207,12 @@ def sharing_sentences(
     ]
 
 
-def baseline_ahead(tests: Tests, baselines: Mapping[str, TrainedBaseline]) -> list[str]:
-    """States whether a baseline that needs no pooled data is ahead of all methods.
-
-    It is said if the baseline with the best mean is ahead of the best method by more
-    than one standard error; and that it is better, if it is shown to be better than
-    every method. All of these tests have to be passed, so that none is corrected.
-
-    Returns:
-        The sentence, with how to use it; empty if no baseline is ahead.
-    """
-    alone = [
-        label
-        for label, it in baselines.items()
-        if not it.about.needs_pooled_data and label in tests.values
-    ]
-    if not alone:
-        return []
-    label = max(alone, key=tests.mean)
-    best = tests.best
-    gain = tests.gain(label, best)
-    if not gain.estimate > tests.error(label, best):
-        return []
-    name, title = baselines[label].about.name, baselines[label].title
-    everywhere = all(
-        tests.gain(label, method).verdict == "helps" for method in tests.methods
-    )
-    seeds = len(tests.values[label])
-    how, sure = "is better than", f" ({tests.range_text(gain)})"
-    if seeds < MIN_SEEDS:
-        # An interval of one split may exclude 0, and says nothing of others.
-        splits = f"{seeds} split{'s' if seeds > 1 else ''}"
-        how, sure = "scores better than", f" in {splits}, too few to conclude"
-    elif not everywhere:
-        how, sure = "scores better than", f"{sure}, {NO_DIFFERENCE_SHOWN}"
-    use = "it is a yardstick, and makes no model"
-    if all(CHOSEN in run.summary for run in baselines[label].runs):
-        use = f"its models: fedtailor finalize RESULTS --method {name}"
-    return [
-        f"Without a federation, {title} {how} every federated method:"
-        f" {tests.text(label)} against {tests.text(best)} of {best}{sure}; {use}."
-    ]
-
-
-def candidates_of(
-    tests: Tests, baselines: Mapping[str, TrainedBaseline], chosen: str
-) -> list[Candidate]:
+def candidates_of(tests: Tests, chosen: str) -> list[Candidate]:
     """What could be used, best mean on test rows first, each compared with what was chosen."""
-    titles = {label: label for label in tests.methods}
-    for label, it in baselines.items():
-        if label in tests.values and not it.about.needs_pooled_data:
-            titles[label] = f"{it.title} (no federation)"
     found = []
-    for label in sorted(titles, key=tests.mean, reverse=True):
+    for label in sorted(tests.methods, key=tests.mean, reverse=True):
         gain = None if label == chosen else tests.gain(label, chosen)
-        mean, is_method = tests.value(label), label in tests.methods
-        found.append(Candidate(titles[label], mean, gain, is_method))
+        found.append(Candidate(label, tests.value(label), gain))
     return found
 
 
@@ -271,9 +222,7 @@ def better_warnings(
     """Warns if a method that was not chosen is shown to be better on test rows."""
     if seeds < MIN_SEEDS:
         return []
-    gains = {
-        it.label: it.gain for it in candidates if it.is_method and it.gain is not None
-    }
+    gains = {it.label: it.gain for it in candidates if it.gain is not None}
     adjusted = holm(np.array([gain.p for gain in gains.values()]))
     better = [
         label
@@ -320,10 +269,10 @@ def summary_of(
     shown = [client for client in judged if client.word != NO_DIFFERENCE_SHOWN]
     corrected = sum(client.p_holm < ALPHA for client in shown)
     if corrected < len(shown):
-        remain = "remains" if corrected == 1 else "remain"
+        # A client's word comes from its own rows and from what all have in common.
         text += (
-            f" ({corrected} of the {len(shown)} differences {remain} after correction"
-            f" for {len(judged)} tests)"
+            f"; shown by a {nouns.one}'s own rows alone, after correction for"
+            f" {len(judged)} tests: {corrected or 'none'} of these {len(shown)}"
         )
     return f"{text}."
 

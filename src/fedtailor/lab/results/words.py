@@ -104,6 +104,15 @@ BASELINE_WORDS: Mapping[str, MethodWords] = {
         "a linear model whose coefficients differ between clients at random; it is fitted"
         " in one process, not over machines",
     ),
+    "cox-alone": MethodWords(
+        "own Cox model",
+        "each client fits Cox's model to its own rows; nothing is sent",
+    ),
+    "cox-stratified": MethodWords(
+        "shared Cox model",
+        "Cox's model from sums over clients, with each client's own baseline hazard; it is"
+        " fitted in one process, not over machines",
+    ),
     "trees-alone": MethodWords(
         "own trees, alone",
         "each client boosts trees on its own rows; nothing is sent",

@@ -309,6 +309,7 @@ EXPLAINS = {
         "what each measure protects against",
         "The promises on this page are attacked again",
         "The last attack tried",
+        "One finding is open",
         "The attacks before, of",
         "can be learnt: from models",
         "Use noise where",

@@ -36,7 +36,7 @@ asked with the same settings, not with their own defaults. Coefficients that a m
 learns (APFL's share) are held fixed.
 """
 NOT_INSTALLED = (
-    "FederatedScope 0.3.0 could not be installed beside these: it asks for numpy below"
+    "FederatedScope 0.3.0 could not be installed together with these: it asks for numpy below"
     " 1.23, scikit-learn 1.0.2 and protobuf 3.19.4, for which there are no packages for"
     " Python 3.11. BlazeFL asks for Python 3.13; its checkout runs with 3.11."
 )

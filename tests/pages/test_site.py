@@ -70,9 +70,10 @@ WITHOUT_EXAMPLE = {
     },
     "engine.storage": {"Checkpoints", "manifest"},
     "lab.trackers": {"MLflow", "TensorBoard", "WandB", "find_trackers"},
+    "models": {"from_huggingface", "from_peft", "save_peft"},
 }
 """Package -> names that only programs inside fedtailor call, or that need a package
-that is not installed.
+that is not installed or a network's folder.
 """
 
 

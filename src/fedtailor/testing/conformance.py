@@ -309,7 +309,7 @@ def check_identical_clients(
 def check_one_client(
     algorithm: Algorithm, make_model: MakeModel = softmax_model
 ) -> None:
-    """A population of one trains."""
+    """A federation of one client can be trained."""
     with float64():
         clients = replace(
             classification(clients=1, sizes=[20]), groups=np.zeros(1, int)

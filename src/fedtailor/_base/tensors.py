@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import jax.numpy as jnp
 import numpy as np
@@ -75,9 +75,11 @@ ALIGNMENT = 64
 
 
 def aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """New memory that JAX takes without a copy."""
+    """An array of zeros that JAX's CPU devices take without a copy."""
+    # NumPy aligns arrays to 16 bytes only. So the array is a view into larger memory that
+    # begins at the first aligned byte.
     size = math.prod(shape) * dtype.itemsize
-    memory = np.empty(size + ALIGNMENT, np.uint8)
+    memory = np.zeros(size + ALIGNMENT, np.uint8)
     first = -memory.ctypes.data % ALIGNMENT
     return memory[first : first + size].view(dtype).reshape(shape)
 
@@ -116,8 +118,7 @@ class TensorFile(Mapping[str, np.ndarray]):
         begin, end = entry["data_offsets"]
         data = aligned((end - begin,), np.dtype(np.uint8))
         with self.path.open("rb") as file:
-            file.seek(self._first + begin)
-            file.readinto(data)  # pyright: ignore[reportArgumentType]
+            self._read_into(data, file, begin)
         try:
             return tensor(name, {**entry, "data": data})
         except ValueError as error:
@@ -143,11 +144,15 @@ class TensorFile(Mapping[str, np.ndarray]):
         ends = np.append(starts[1:], len(rows))
         with self.path.open("rb") as file:
             for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
-                file.seek(
-                    self._first + entry["data_offsets"][0] + int(rows[start]) * size
-                )
-                file.readinto(values[start:end])  # pyright: ignore[reportArgumentType]
+                begin = entry["data_offsets"][0] + int(rows[start]) * size
+                self._read_into(values[start:end], file, begin)
         return values.reshape(-1).view(DTYPES[entry["dtype"]]).reshape(-1, *shape)
+
+    def _read_into(self, memory: NDArray[np.uint8], file: BinaryIO, begin: int) -> None:
+        """Fill memory with the bytes of arrays from `begin` on."""
+        file.seek(self._first + begin)
+        if file.readinto(memory) != memory.nbytes:  # pyright: ignore[reportAttributeAccessIssue]
+            raise SafetensorError(f"{self.path} has become shorter")
 
     @property
     def texts(self) -> dict[str, str]:

@@ -11,13 +11,9 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Shaped, UInt32
 from numpy.typing import ArrayLike, NDArray
 
+from fedtailor._base.tensors import aligned
 from fedtailor.data.federation import SPLITS, Federation
 from fedtailor.protocol import DataFacts, next_power_of_two
-
-_ALIGNMENT = 64
-"""Bytes. JAX's CPU devices share the memory of a host array that begins at a multiple of
-this, and copy any other array.
-"""
 
 
 @jax.tree_util.register_dataclass
@@ -213,16 +209,10 @@ def _rounded(n: int) -> int:
 
 def _concatenate_padded(parts: Sequence[NDArray], least: int) -> NDArray:
     """Concatenate arrays and pad them with zeros to a `_rounded` length that is `least` or
-    more, at an aligned address: JAX's CPU devices then need no copy.
+    more.
     """
     length = sum(map(len, parts))
     shape = (_rounded(max(length, least)), *parts[0].shape[1:])
-    dtype = parts[0].dtype
-    # NumPy aligns arrays to 16 bytes only. So the array is a view into larger memory that
-    # begins at the first aligned byte.
-    size = math.prod(shape) * dtype.itemsize
-    memory = np.zeros(size + _ALIGNMENT, np.uint8)
-    start = -memory.ctypes.data % _ALIGNMENT
-    padded = memory[start : start + size].view(dtype).reshape(shape)
+    padded = aligned(shape, parts[0].dtype)
     np.concatenate(parts, out=padded[:length])
     return padded

@@ -325,12 +325,12 @@ def _apart(
     given: FrozenArrays | None,
 ) -> tuple[FrozenArrays | None, dict[str, NDArray[Any]]]:
     """Given arrays of the network, and those of adapters."""
-    arrays, factors = {}, {}
-    for path, array in (given or {}).items():
-        is_factor = path.rpartition(".")[2] in (A, B)
-        (factors if is_factor else arrays)[path] = array
-    if not factors:
+    # Paths only: arrays may be in a file until they are asked for.
+    of_factors = [path for path in given or () if path.rpartition(".")[2] in (A, B)]
+    if given is None or not of_factors:
         return given, {}
+    factors = {path: given[path] for path in of_factors}
+    arrays = {path: given[path] for path in given if path not in factors}
     return (FrozenArrays(arrays) if arrays else None), factors
 
 

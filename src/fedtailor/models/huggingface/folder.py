@@ -126,6 +126,18 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
     return read
 
 
+def open_tensors(path: Path) -> TensorFile:
+    """A safetensors file of a folder.
+
+    Raises:
+        ValueError: it cannot be read.
+    """
+    try:
+        return TensorFile(path)
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"cannot read {path} ({error})") from None
+
+
 def _kind_of(config: Mapping[str, Any]) -> Kind:
     """What is known of a folder's network.
 
@@ -262,10 +274,7 @@ class _Folder(Mapping[str, NDArray[Any]]):
         self.folder, self._weights = folder, weights
         self._places: dict[str, tuple[TensorFile, str]] = {}
         for name in _files(folder):
-            try:
-                file = TensorFile(folder / name)
-            except (OSError, SafetensorError) as error:
-                raise ValueError(f"cannot read {folder / name} ({error})") from None
+            file = open_tensors(folder / name)
             for key in file:
                 self._places[_renamed(key, kind)] = file, key
         # The file of a network without a head leaves the first name out.

@@ -66,17 +66,17 @@ def bert(
     for layer in range(settings["num_hidden_layers"]):
         place = f"bert.encoder.layer.{layer}"
         q, k, v = (
-            _split(_dense(arrays, f"{place}.attention.self.{name}", h), heads)
+            _split(dense(arrays, f"{place}.attention.self.{name}", h), heads)
             for name in ("query", "key", "value")
         )
-        mixed = _dense(
+        mixed = dense(
             arrays, f"{place}.attention.output.dense", _attention(q, k, v, allowed)
         )
         h = _layer_norm(arrays, f"{place}.attention.output.LayerNorm", h + mixed, eps)
-        wide = activation(_dense(arrays, f"{place}.intermediate.dense", h))
-        narrow = _dense(arrays, f"{place}.output.dense", wide)
+        wide = activation(dense(arrays, f"{place}.intermediate.dense", h))
+        narrow = dense(arrays, f"{place}.output.dense", wide)
         h = _layer_norm(arrays, f"{place}.output.LayerNorm", h + narrow, eps)
-    return jnp.tanh(_dense(arrays, "bert.pooler.dense", h[:, 0]))
+    return jnp.tanh(dense(arrays, "bert.pooler.dense", h[:, 0]))
 
 
 def gpt2(
@@ -85,7 +85,7 @@ def gpt2(
     """GPT-2 (Radford et al. 2019): a vector for each token."""
     eps = settings.get("layer_norm_epsilon", 1e-5)
     activation = _activation(settings, "activation_function", "gelu_new")
-    dense = partial(_dense, arrays, outputs_last=True)
+    conv1d = partial(dense, arrays, outputs_last=True)  # as transformers calls it
     h = _embedding(arrays, "transformer.wte", x)
     h += arrays["transformer.wpe.weight"][: x.shape[1]]
     allowed = _earlier(x.shape[1]) & _is_token(x, padding)[:, None, None, :]
@@ -94,12 +94,12 @@ def gpt2(
         inputs = _layer_norm(arrays, f"{place}.ln_1", h, eps)
         q, k, v = (
             _split(part, settings["n_head"])
-            for part in jnp.split(dense(f"{place}.attn.c_attn", inputs), 3, axis=-1)
+            for part in jnp.split(conv1d(f"{place}.attn.c_attn", inputs), 3, axis=-1)
         )
-        h += dense(f"{place}.attn.c_proj", _attention(q, k, v, allowed))
+        h += conv1d(f"{place}.attn.c_proj", _attention(q, k, v, allowed))
         inputs = _layer_norm(arrays, f"{place}.ln_2", h, eps)
-        wide = activation(dense(f"{place}.mlp.c_fc", inputs))
-        h += dense(f"{place}.mlp.c_proj", wide)
+        wide = activation(conv1d(f"{place}.mlp.c_fc", inputs))
+        h += conv1d(f"{place}.mlp.c_proj", wide)
     return _layer_norm(arrays, "transformer.ln_f", h, eps)
 
 
@@ -128,18 +128,18 @@ def llama(
         place = f"model.layers.{layer}"
         inputs = _rms_norm(arrays, f"{place}.input_layernorm", h, eps)
         q, k, v = (
-            _split(_dense(arrays, f"{place}.self_attn.{name}_proj", inputs), count)
+            _split(dense(arrays, f"{place}.self_attn.{name}_proj", inputs), count)
             for name, count in (("q", heads), ("k", groups), ("v", groups))
         )
         if f"{place}.self_attn.q_norm.weight" in arrays:
             q = _rms_norm(arrays, f"{place}.self_attn.q_norm", q, eps)
             k = _rms_norm(arrays, f"{place}.self_attn.k_norm", k, eps)
         mixed = _attention(turned(q), turned(k), v, allowed)
-        h += _dense(arrays, f"{place}.self_attn.o_proj", mixed)
+        h += dense(arrays, f"{place}.self_attn.o_proj", mixed)
         inputs = _rms_norm(arrays, f"{place}.post_attention_layernorm", h, eps)
-        gate = activation(_dense(arrays, f"{place}.mlp.gate_proj", inputs))
-        up = _dense(arrays, f"{place}.mlp.up_proj", inputs)
-        h += _dense(arrays, f"{place}.mlp.down_proj", gate * up)
+        gate = activation(dense(arrays, f"{place}.mlp.gate_proj", inputs))
+        up = dense(arrays, f"{place}.mlp.up_proj", inputs)
+        h += dense(arrays, f"{place}.mlp.down_proj", gate * up)
     return _rms_norm(arrays, "model.norm", h, eps)
 
 
@@ -162,13 +162,13 @@ def vit(
         place = f"vit.layers.{layer}"
         inputs = _layer_norm(arrays, f"{place}.layernorm_before", h, eps)
         q, k, v = (
-            _split(_dense(arrays, f"{place}.attention.{name}_proj", inputs), heads)
+            _split(dense(arrays, f"{place}.attention.{name}_proj", inputs), heads)
             for name in ("q", "k", "v")
         )
-        h += _dense(arrays, f"{place}.attention.o_proj", _attention(q, k, v, None))
+        h += dense(arrays, f"{place}.attention.o_proj", _attention(q, k, v, None))
         inputs = _layer_norm(arrays, f"{place}.layernorm_after", h, eps)
-        wide = activation(_dense(arrays, f"{place}.mlp.fc1", inputs))
-        h += _dense(arrays, f"{place}.mlp.fc2", wide)
+        wide = activation(dense(arrays, f"{place}.mlp.fc1", inputs))
+        h += dense(arrays, f"{place}.mlp.fc2", wide)
     return _layer_norm(arrays, "vit.layernorm", h, eps)[:, 0]
 
 
@@ -251,20 +251,14 @@ KINDS: dict[str, Kind] = {
 # --------------------------------------------------------------------------------------
 
 
-def _dense(
+def dense(
     arrays: Arrays, path: str, x: Float[Array, "b ... i"], outputs_last: bool = False
 ) -> Float[Array, "b ... o"]:
+    """The outputs of a dense layer, which has a bias or none."""
     weight = arrays[f"{path}.weight"]
     outputs = x @ (weight if outputs_last else weight.T)
     bias = arrays.get(f"{path}.bias")
     return outputs if bias is None else outputs + bias
-
-
-def head_outputs(
-    arrays: Arrays, path: str, x: Float[Array, "b ... i"]
-) -> Float[Array, "b ... o"]:
-    """The outputs of a head, which has a bias or none."""
-    return _dense(arrays, path, x)
 
 
 def _embedding(

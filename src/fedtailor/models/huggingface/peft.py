@@ -8,13 +8,11 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from fedtailor._base.choice import require
 from fedtailor._base.files import atomic_write, reason
-from fedtailor._base.tensors import TensorFile
-from fedtailor.models.huggingface.folder import read_json
+from fedtailor.models.huggingface.folder import open_tensors, read_json
 from fedtailor.models.huggingface.transformer import Transformer
 from fedtailor.models.low_rank import BASE, A, B, Lora, lora
 from fedtailor.models.model import Model
@@ -67,10 +65,7 @@ def from_peft(network: Transformer, folder: Path | str) -> Lora:
             f"{folder / CONFIG} has {key} = {config.get(key)!r}, and only plain LoRA is"
             " read; merge the adapter by PEFT's merge_and_unload, and load what it gives",
         )
-    try:
-        file = TensorFile(folder / FILE)
-    except (OSError, SafetensorError) as error:
-        raise ValueError(f"cannot read {folder / FILE} ({error})") from None
+    file = open_tensors(folder / FILE)
     start: dict[str, NDArray[Any]] = {}
     adapted, whole = [], set()
     for name in file:

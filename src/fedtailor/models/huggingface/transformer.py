@@ -14,7 +14,7 @@ from fedtailor._base.choice import require
 from fedtailor.models.architecture import Architecture, Network
 from fedtailor.models.frozen_arrays import FrozenArrays
 from fedtailor.models.frozen_network import with_start
-from fedtailor.models.huggingface.networks import KINDS, Kind, Noted, head_outputs
+from fedtailor.models.huggingface.networks import KINDS, Kind, Noted, dense
 from fedtailor.models.part_finder import LayerInfo
 
 TaskName = Literal["classification", "next-token"]
@@ -155,7 +155,7 @@ class Transformer(Architecture):
     ) -> Float[Array, "b ..."]:
         if self.head is None:
             return features @ network[f"{embedding_path(self.kind)}.weight"].T
-        return head_outputs(network, self.head, features)
+        return dense(network, self.head, features)
 
     def _check(self, input_shape: tuple[int, ...], outputs: int) -> None:
         """Refuse data that the network is not for.

@@ -106,10 +106,8 @@ def measured(clients: int, cohort: int, rounds: int, directory: Path) -> Table:
 
     def step(name: str, call: Callable[[], object]) -> None:
         with peak() as found:
-            before = perf_counter()
-            call()
-            seconds = perf_counter() - before
-        disk = sum(path.stat().st_blocks * 512 for path in directory.iterdir())
+            seconds = timed(call)
+        disk = on_disk(directory)
         table.add_row(
             name, f"{seconds:.2f}", f"{found[0] / GIB:.2f}", f"{disk / GIB:.2f}", load()
         )
@@ -181,9 +179,7 @@ def compared(
                 )
                 seconds = [timed(training.advance) for _ in range(rounds + 1)][1:]
                 evaluation = timed(training.evaluate)
-                disk = sum(
-                    path.stat().st_blocks * 512 for path in Path(folder).iterdir()
-                )
+                disk = on_disk(Path(folder))
                 accuracy = mean_interval(training.metrics.values(), of=clients)
             table.add_row(
                 name,
@@ -198,7 +194,13 @@ def compared(
     return table
 
 
+def on_disk(directory: Path) -> int:
+    """The bytes that a directory's files take, without the holes of sparse ones."""
+    return sum(path.stat().st_blocks * 512 for path in directory.iterdir())
+
+
 def timed(call: Callable[[], object]) -> float:
+    """The seconds that a call takes."""
     before = perf_counter()
     call()
     return perf_counter() - before

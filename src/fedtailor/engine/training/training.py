@@ -33,10 +33,8 @@ from fedtailor.protocol import (
     drive,
     on_host,
     send,
+    server_rng,
 )
-
-EVALUATED = 0x6576616C
-"""Beside the run's seed, the seed of the draw of clients that are evaluated."""
 
 
 @dataclass(frozen=True)
@@ -272,7 +270,7 @@ class Training(Rounds[ExecutorT]):
         """The rows of a table of clients that are evaluated, the same in every round."""
         if self.evaluate_clients is None or self.evaluate_clients >= len(table):
             return np.arange(len(table))
-        rng = np.random.default_rng([self.seed, EVALUATED])
+        rng = server_rng(self.seed, "evaluation", 0)
         return np.sort(rng.choice(len(table), self.evaluate_clients, replace=False))
 
     # checkpoints

@@ -110,6 +110,9 @@ def test_clients_with_other_inputs_are_refused():
     fewer = [({"tokens": pair[0]["tokens"]}, pair[1]) for pair in pairs()]
     with pytest.raises(ValueError, match="inputs of the clients have the shapes"):
         ft.federation.from_dataset({"a": pairs(), "b": fewer})
+    one = [(pair[0]["numbers"], pair[1]) for pair in pairs()]
+    with pytest.raises(ValueError, match="inputs of the clients have the shapes"):
+        ft.federation.from_dataset({"a": one, "b": pairs()})
     with pytest.raises(ValueError, match="give all examples the same"):
         ft.federation.from_dataset([*pairs(), *fewer], ["a"] * 24)
 

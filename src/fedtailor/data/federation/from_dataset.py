@@ -110,9 +110,8 @@ def _joined(parts: list[Any]) -> _Inputs:
     Raises:
         ValueError: they differ in shape or in name.
     """
-    is_several = isinstance(parts[0], Mapping)
     shapes = {
-        str(Inputs.of(part)) if is_several else str(list(part.shape[1:]))
+        str(Inputs.of(part) if isinstance(part, Mapping) else list(part.shape[1:]))
         for part in parts
     }
     require(
@@ -120,7 +119,7 @@ def _joined(parts: list[Any]) -> _Inputs:
         f"inputs of the clients have the shapes {' and '.join(sorted(shapes))}; give all"
         " one shape",
     )
-    if not is_several:
+    if not isinstance(parts[0], Mapping):
         return np.concatenate(parts)
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 

@@ -10,6 +10,7 @@ import csv
 import gzip
 import os
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,7 +28,7 @@ FILE = Path(os.environ.get("FEDTAILOR_DATA", "."), "shakespeare-plays", "lines.c
 if not FILE.exists():
     sys.exit(f"skipped: needs {FILE.name} with the columns play, line, role, text")
 ROLES, LENGTH, WIDTH, ROUNDS = 8, 24, 48, 10
-RATES = (0.003, 0.01, 0.03, 0.1)
+RATES = (0.003, 0.01, 0.03, 0.1, 0.3)
 LETTERS = " abcdefghijklmnopqrstuvwxyz'-,.;:!?"
 
 
@@ -157,8 +158,11 @@ place = np.arange(len(roles))
 plt.barh(place - 0.1, before, 0.1, label="the base")
 alone = None
 for number, (name, (method, model)) in enumerate(methods.items()):
-    runs = {rate: run_at(rate, method, model) for rate in RATES}
-    rate = min(RATES, key=lambda rate: validation_loss(runs[rate]))
+    runs = {}
+    for rate in RATES:
+        with suppress(ft.Diverged):
+            runs[rate] = run_at(rate, method, model)
+    rate = min(runs, key=lambda rate: validation_loss(runs[rate]))
     run = runs[rate]
     found = np.exp(run.metrics.values("loss"))
     alone = found if alone is None else alone

@@ -267,7 +267,8 @@ def test_without_training_alone_there_is_one_line_instead(tmp_path):
     assert decision.gains is None and decision.table is None
     assert (
         decision.conclusions[-1]
-        == "Gains over training alone need the method local; add it to the comparison."
+        == "Gains over training alone need finished runs of the method local; add it to the"
+        " comparison, or lower its rate if they diverged."
     )
 
 

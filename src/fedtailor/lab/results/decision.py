@@ -441,8 +441,8 @@ def _gains(
     reason = ""
     if base is None:
         reason = (
-            f"Gains over training alone need the method {LOCAL_METHOD}; add it to"
-            " the comparison."
+            f"Gains over training alone need finished runs of the method {LOCAL_METHOD};"
+            " add it to the comparison, or lower its rate if they diverged."
         )
     elif len(runs) < 2:
         reason = (

@@ -539,6 +539,26 @@ def test_the_test_sees_arithmetic():
     assert identified(product, table, ("x", "z")) == [(3,)]
 
 
+def test_what_only_seems_to_follow_is_not_found():
+    """Before, the step of the differences was as long as a cell that is far from all others
+    made it, so that squares were no lines: the largest of the others, which that cell
+    becomes, seemed to follow. Nor does the largest of two that are the same to the last digit:
+    to one side it is the largest, to the other it is not.
+    """
+
+    def sums(it):
+        x = np.array(it["x"])
+        x[0] = np.clip(x[0], x[1:].min(), x[1:].max())
+        return [x.mean(), ((x - x.mean()) ** 2).sum(), ((x - 4.9) ** 2).sum()]
+
+    for far in (1.0, 46673.0):
+        table = {"x": [far, 6.38, 6.35, 2.29, 4.37, 5.63, 5.36, 4.56, 4.43, 4.85]}
+        assert identified(sums, table, ("x",), most=1) == []
+    largest = lambda it: [sum(it["x"]), max(it["x"])]  # noqa: E731
+    assert identified(largest, {"x": [2.0, 3.0, 5.0]}, ("x",)) == [(2,), (0, 1)]
+    assert identified(largest, {"x": [2.0, 5.0, 5.0]}, ("x",), most=1) == []
+
+
 TIMED = Schema(
     target="time",
     classes=None,

@@ -61,7 +61,7 @@ nightly: $(VENV)/.installed-test-all
 	AS_SHIPPED=1 $(BIN)/pytest $(PARALLEL) -m as_shipped
 	$(MAKE) lowest
 	$(MAKE) newest
-	NOTEBOOKS=all $(MAKE) docs
+	$(MAKE) docs
 	$(MAKE) campaign
 
 suite: $(VENV)/.installed-test

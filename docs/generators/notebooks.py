@@ -1,8 +1,8 @@
 """Pages as notebooks: their text, and as cells the code that the tests execute.
 
-The build executes those that take seconds, and all where the environment has
-`NOTEBOOKS=all`. The others have no outputs of their own: what the page says that a cell
-prints follows it as text.
+The build executes all; where the environment has `NOTEBOOKS=quick`, as in CI, only those
+that take seconds. The others then have no outputs of their own: what the page says that a
+cell prints follows it as text.
 """
 
 import ast
@@ -27,7 +27,7 @@ NOTEBOOKS = (
 )
 """The pages that can be downloaded as notebooks."""
 QUICK = ("partition-data",)
-"""Those that the build executes: they take some ten seconds of processor time."""
+"""Those that CI executes: they take some ten seconds of processor time."""
 WITH_COMMANDS = ("tutorial", "first-experiment")
 """Those that make the files which their commands read, so that these are cells, too."""
 INSTALL = """\
@@ -47,7 +47,7 @@ def write(folder: Path) -> None:
     for name in NOTEBOOKS:
         file = folder / f"{name}.ipynb"
         made = notebook(name)
-        if name in QUICK or os.environ.get("NOTEBOOKS") == "all":
+        if name in QUICK or os.environ.get("NOTEBOOKS") != "quick":
             if file.exists() and _is_executed(json.loads(file.read_text()), made):
                 continue
             made = executed(made)

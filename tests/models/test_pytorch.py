@@ -511,7 +511,7 @@ class _OfTwo(torch.nn.Module):
 @pytest.mark.parametrize(
     ("make", "advice"),
     [
-        (_OfTwo, "takes 2 inputs (x, mask): a module takes one tensor and gives one;"),
+        (_OfTwo, "_OfTwo.forward takes x, mask, and the example does not fit"),
         (
             lambda: torch.nn.DataParallel(torch.nn.Linear(4, 3)),
             "not a DataParallel: clients train on one device; pass the module in it",
@@ -530,8 +530,68 @@ def test_what_is_around_a_module_is_said_with_what_to_pass(make, advice):
     assert "\n" not in str(refused.value)
 
 
-def test_several_example_inputs_are_refused_with_what_to_write():
-    with pytest.raises(ValueError, match="takes the inputs side by side"):
-        models.from_torch(
-            lambda: torch.nn.Linear(4, 3), (torch.zeros(1, 4), torch.zeros(1, 4))
-        )
+class Reader(torch.nn.Module):
+    """Tokens with a mask, beside numbers; with running statistics."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = torch.nn.Embedding(17, 6)
+        self.numbers = torch.nn.Linear(3, 4)
+        self.norm = torch.nn.BatchNorm1d(10)
+        self.head = torch.nn.Linear(10, 2)
+
+    def forward(self, tokens, mask, numbers):
+        read = (self.embedding(tokens) * mask[..., None]).sum(1)
+        read = read / mask.sum(1, keepdim=True).clamp(min=1)
+        both = torch.cat([read, torch.relu(self.numbers(numbers))], dim=1)
+        return self.head(self.norm(both))
+
+
+READ = {
+    "tokens": torch.arange(35).reshape(5, 7) % 17,
+    "mask": torch.arange(35).reshape(5, 7) % 4 != 1,
+    "numbers": torch.linspace(-2, 2, 15).reshape(5, 3),
+}
+
+
+@pytest.fixture(scope="module")
+def reader():
+    """A module of several inputs, and its conversion."""
+    module = Reader()
+    return module, models.from_torch(module, READ)
+
+
+def test_a_module_of_several_inputs_takes_them_by_the_names_of_its_arguments(reader):
+    module, converted = reader
+    inputs = converted.inputs
+    assert str(inputs) == "mask [7], numbers [3], tokens [7]"
+    model = converted.bind((inputs.size,), 2)
+    packed = inputs.pack({name: part.numpy() for name, part in READ.items()})
+    theta = model.init(jax.random.key(0))
+    state = models.state_dict(model, theta)
+    assert list(state) == list(module.state_dict())
+    expected = module.eval()(**READ).detach().numpy()
+    outputs = model.logits(theta, jnp.asarray(packed))
+    np.testing.assert_allclose(outputs, expected, atol=1e-6)
+    packed[:, :7] = 1  # the mask
+    assert np.abs(model.logits(theta, jnp.asarray(packed)) - expected).max() > 1e-3
+    assert converted.statistics({}) == ("norm.running_mean", "norm.running_var")
+
+
+@pytest.mark.parametrize(
+    ("example", "words"),
+    [
+        ({"tokens": READ["tokens"]}, "missing a required argument: 'mask'"),
+        ({**READ, "age": READ["mask"]}, "unexpected keyword argument 'age'"),
+        (READ["tokens"], "Reader.forward takes tokens, mask, numbers"),
+        ((READ["tokens"], READ["mask"]), "missing a required argument: 'numbers'"),
+        (
+            {**READ, "mask": [[1], [1, 1]]},
+            "(of several inputs a tensor of each, by name)",
+        ),
+    ],
+)
+def test_other_inputs_than_the_module_takes_are_refused(example, words):
+    with pytest.raises(ValueError, match=re.escape(words)) as refused:
+        models.from_torch(Reader, example)
+    assert "\n" not in str(refused.value)

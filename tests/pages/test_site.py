@@ -548,6 +548,7 @@ def test_a_notebook_is_executed_again_when_its_cells_have_changed(
 
     monkeypatch.setattr(notebooks, "notebook", made)
     monkeypatch.setattr(notebooks, "executed", executed)
+    monkeypatch.setenv("NOTEBOOKS", "quick")
     for _ in range(2):
         notebooks.write(tmp_path)
     assert calls == ["print(1)"] * len(notebooks.QUICK)
@@ -556,7 +557,7 @@ def test_a_notebook_is_executed_again_when_its_cells_have_changed(
     assert calls[-1] == "print(2)"
     stored = json.loads((tmp_path / f"{notebooks.QUICK[0]}.ipynb").read_text())
     assert stored["cells"][1]["outputs"] == [{"text": "1"}]
-    monkeypatch.setenv("NOTEBOOKS", "all")
+    monkeypatch.delenv("NOTEBOOKS")
     calls.clear()
     notebooks.write(tmp_path)
     assert len(calls) == len(notebooks.NOTEBOOKS) - len(notebooks.QUICK)

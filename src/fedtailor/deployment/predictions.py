@@ -22,11 +22,12 @@ from fedtailor.data.tables.target import label_text
 from fedtailor.deployment.data import require_simulation
 from fedtailor.deployment.opening import OpenedRun
 from fedtailor.engine.storage import PersonalModel
+from fedtailor.models import Model
 from fedtailor.models.tasks import DiscreteTime, Task
 from fedtailor.models.tasks.task import Decode
 from fedtailor.statistics.conformal import Calibration, require_coverage
 
-ARRAYS = ".npy"
+ARRAYS = (".npy", ".npz")
 BETWEEN_LABELS = " | "
 
 
@@ -48,7 +49,8 @@ def predictions(
 
     Args:
         models: the personal models, by client.
-        path: a table, or an array [n, ...] in a .npy file. For models of a table it has
+        path: a table, or an array [n, ...] in a .npy file, or in a .npz file the inputs by
+            name, if an example has several. For models of a table it has
             the table's columns, by name; for models of arrays it has columns of numbers
             in the order of the inputs.
         client: the client whose model predicts. None is allowed if the table has a
@@ -87,7 +89,7 @@ def predictions(
         require(
             client is not None, "name the client whose model predicts with --client"
         )
-        inputs, row_clients = _array(path, first.model.input_shape), []
+        inputs, row_clients = _array(path, first.model), []
     else:
         frame = read_raw_rows(path, preprocessing)
         inputs = preprocessing.transform(frame, missing=missing, unknown=unknown)
@@ -254,15 +256,26 @@ def _row_clients(frame: pl.DataFrame, preprocessing: Preprocessing) -> list[str]
     return category_text(column).to_list()
 
 
-def _array(path: Path, shape: tuple[int, ...]) -> NDArray[Any]:
-    """Read inputs [n, *shape] for models that were trained on arrays."""
+def _array(path: Path, model: Model) -> NDArray[Any]:
+    """Read inputs [n, *input_shape] for models that were trained on arrays."""
+    shape = model.input_shape
     if path.name.lower().endswith(ARRAYS):
         require(path.is_file(), f"there is no file {path}; check the path")
         try:
             with translate_read_errors(path), path.open("rb") as file:
                 array = np.load(file, allow_pickle=False)
+                if isinstance(array, np.lib.npyio.NpzFile):
+                    array = dict(array)
         except NUMPY_ERRORS as error:
             raise ValueError(f"{path} holds no array: {reason(error)}") from None
+        if isinstance(array, dict):
+            inputs = model.architecture.inputs
+            require(
+                inputs is not None,
+                f"{path} has several arrays, and these models take one; give it as .npy",
+            )
+            assert inputs is not None
+            return inputs.pack(array)
         require(
             isinstance(array, np.ndarray) and array.dtype.kind in "biuf",
             f"{path} holds no array of numbers",
@@ -270,7 +283,8 @@ def _array(path: Path, shape: tuple[int, ...]) -> NDArray[Any]:
         return array
     require(
         path.name.lower().endswith(ENDINGS),
-        f"{path} is neither a table ({', '.join(ENDINGS)}) nor an array (.npy)",
+        f"{path} is neither a table ({', '.join(ENDINGS)}) nor an array"
+        f" ({', '.join(ARRAYS)})",
     )
     frame = read(path, TableOptions()).frame
     width = int(np.prod(shape, dtype=int))

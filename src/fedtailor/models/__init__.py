@@ -15,6 +15,7 @@ from fedtailor.models.flax import from_linen
 from fedtailor.models.frozen_arrays import FrozenArrays, start_file
 from fedtailor.models.frozen_network import frozen, merged, save_start
 from fedtailor.models.huggingface import from_huggingface, from_peft, save_peft
+from fedtailor.models.inputs import Inputs
 from fedtailor.models.low_rank import lora
 from fedtailor.models.model import Model
 from fedtailor.models.parts import Part
@@ -46,6 +47,7 @@ __all__ = [
     "Architecture",
     "Classification",
     "FrozenArrays",
+    "Inputs",
     "LossFunction",
     "Model",
     "Part",

@@ -8,6 +8,7 @@ from jaxtyping import Array, Float, PyTree, Shaped
 
 from fedtailor._base.printable import without_addresses
 from fedtailor.models.frozen_arrays import FrozenArrays
+from fedtailor.models.inputs import Inputs
 from fedtailor.models.part_finder import LayerInfo
 from fedtailor.models.precision import DType, Precision
 from fedtailor.models.tasks import LossFunction, cross_entropy
@@ -85,6 +86,11 @@ class Architecture(ABC):
     def outputs_last(self) -> tuple[str, ...]:
         """Paths of weights whose last axis are the outputs, if only the network knows."""
         return ()
+
+    @property
+    def inputs(self) -> Inputs | None:
+        """What the inputs are that the network takes apart; None if it takes one."""
+        return None
 
     @property
     def known_tokens(self) -> int | None:

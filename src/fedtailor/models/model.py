@@ -75,6 +75,12 @@ class Model:
                 " target) or more"
             )
         layout, is_mixed = layout_of(self), self.precision.is_mixed
+        several = self.architecture.inputs
+        if is_mixed and several is not None and several.is_mixed:
+            raise ValueError(
+                "with bfloat16, whole numbers beside floats among the inputs would be"
+                " rounded; use float32"
+            )
         if is_mixed and layout.statistics:
             raise ValueError(
                 "running statistics of batch normalisation need float32; use a model"

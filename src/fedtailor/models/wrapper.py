@@ -9,6 +9,7 @@ from jaxtyping import Array, Float, Shaped
 
 from fedtailor.models.architecture import Architecture, Network
 from fedtailor.models.frozen_arrays import FrozenArrays
+from fedtailor.models.inputs import Inputs
 from fedtailor.models.part_finder import LayerInfo
 
 T = TypeVar("T")
@@ -60,6 +61,10 @@ class Wrapper(Architecture):
     @property
     def held(self) -> tuple[FrozenArrays, ...]:
         return self.inner.held
+
+    @property
+    def inputs(self) -> Inputs | None:
+        return self.inner.inputs
 
     @property
     def known_tokens(self) -> int | None:

@@ -1,5 +1,6 @@
 """Build federations from arrays, or from a data set and a partitioner."""
 
+from collections.abc import Mapping
 from numbers import Real
 from typing import Any, Literal
 
@@ -23,11 +24,12 @@ from fedtailor.data.federation.splits import (
     draw_splits,
     follow_splits,
 )
+from fedtailor.models.inputs import Inputs
 from fedtailor.models.tasks import LossFunction
 
 
 def from_arrays(
-    x: ArrayLike,
+    x: ArrayLike | Mapping[str, ArrayLike],
     y: ArrayLike,
     client: ArrayLike,
     *,
@@ -46,7 +48,9 @@ def from_arrays(
     """Build a federation from arrays with one entry per example.
 
     Args:
-        x: [N, ...] inputs: uint8, float32 or float64, or int32 token ids.
+        x: [N, ...] inputs: uint8, float32 or float64, or int32 token ids. Several inputs of
+            an example are a mapping of names to arrays, {"ids": ids, "mask": mask}
+            (`fedtailor.models.Inputs`).
         y: [N] integer labels, or text labels (encoded in sorted order, and kept as
             class names), or [N, ...] float targets.
         client: [N] the client of each row, as integers or text.
@@ -78,6 +82,10 @@ def from_arrays(
         >>> ft.federation.from_arrays(x, y, ["a", "b"] * 6).names
         ('a', 'b')
     """
+    inputs = None
+    if isinstance(x, Mapping):
+        inputs = Inputs.of(x)
+        x = inputs.pack(x)
     columns = {"x": x, "y": y, "client": client, "split": split, "group": group}
     for key in ("x", "y", "client"):
         require(
@@ -112,6 +120,7 @@ def from_arrays(
         name=name,
         class_names=class_names,
         loss=loss,
+        inputs=inputs,
     )
 
 
@@ -175,6 +184,7 @@ def from_partition(
         scale=data.scale,
         name=data.name if name is None else name,
         class_names=data.class_names,
+        inputs=data.inputs,
     )
 
 

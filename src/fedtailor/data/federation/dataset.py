@@ -1,6 +1,6 @@
 """`Dataset`: examples that are not yet assigned to clients."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import replace as _replace
 from typing import Any
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from fedtailor._base.choice import require
 from fedtailor.data.federation.checks import check_integer, check_seed, plain_array
+from fedtailor.models.inputs import Inputs
 from fedtailor.protocol import server_rng
 
 
@@ -18,7 +19,8 @@ class Dataset:
     """A pool of examples that a partitioner assigns to clients.
 
     Attributes:
-        x: [N, ...] inputs, as in `Federation`.
+        x: [N, ...] inputs, as in `Federation`; or a mapping of names to arrays, if an
+            example has several.
         y: [N] integer labels, or [N, ...] targets.
         classes: number of classes; None for regression and other targets.
         name: name of the data in tables.
@@ -28,6 +30,7 @@ class Dataset:
         shift, scale: the model's input is (x - shift) * scale; each is one number, or
             one per channel.
         class_names: [classes] names of the classes, or None.
+        inputs: what the columns of x are, if an example has several inputs.
 
     Raises:
         ValueError: the arrays differ in length or are masked, or a label is not in
@@ -49,8 +52,13 @@ class Dataset:
     shift: float | tuple[float, ...] = 0.0
     scale: float | tuple[float, ...] = 1.0
     class_names: tuple[str, ...] | None = None
+    inputs: Inputs | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.x, Mapping):
+            inputs = Inputs.of(self.x)
+            object.__setattr__(self, "x", inputs.pack(self.x))
+            object.__setattr__(self, "inputs", inputs)
         for field in ("x", "y", "test", "client"):
             if getattr(self, field) is None:
                 continue

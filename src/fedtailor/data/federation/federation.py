@@ -15,6 +15,7 @@ from fedtailor._base.notebook import html_paragraphs, html_table
 from fedtailor._base.printable import one_line
 from fedtailor.data.federation.checks import SPLITS, plain_array, short_repr
 from fedtailor.data.federation.validation import validate
+from fedtailor.models.inputs import Inputs
 from fedtailor.models.tasks import LossFunction, Task, default_loss, plain_loss, task_of
 from fedtailor.protocol import PreprocessingFacts, client_ids
 
@@ -237,6 +238,8 @@ class Federation:
         public: [p, ...] inputs without labels that server and clients all have, for
             methods that distil over them (FedMD); None = there are none. `set_aside`
             takes some from the clients' training rows.
+        inputs: what the columns of x are, if an example has several inputs;
+            `federation.inputs.unpack(x)` has them by name.
         warnings: what makes results wrong or too good, one sentence each; None = nobody
             has looked.
 
@@ -269,6 +272,7 @@ class Federation:
     warnings: tuple[str, ...] | None = None
     loss: LossFunction | None = None
     public: NDArray[Any] | None = None
+    inputs: Inputs | None = None
 
     def __post_init__(self) -> None:
         names = tuple(str(name) for name in self.names)
@@ -343,7 +347,9 @@ class Federation:
         for array in (self.x, self.y, groups, self.unseen, *parts):
             sha256.update(f"{array.dtype} {array.shape}".encode())
             sha256.update(np.ascontiguousarray(array).data)
-        # Federations without a public set keep the digest that they have always had.
+        # Federations without either keep the digest that they have always had.
+        if self.inputs is not None:
+            sha256.update(repr(self.inputs).encode())
         if self.public is not None:
             sha256.update(f"public {self.public.dtype} {self.public.shape}".encode())
             sha256.update(np.ascontiguousarray(self.public).data)

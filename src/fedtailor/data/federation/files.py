@@ -38,7 +38,8 @@ NUMPY_ERRORS = (
 def from_npz(path: str | os.PathLike[str], **options: Any) -> Federation:
     """Read a federation from an .npz file with arrays `x`, `y` and `client`.
 
-    The arrays `split` and `group` are optional.
+    The arrays `split` and `group` are optional. Several inputs of an example are arrays
+    `x.NAME`.
 
     Args:
         path: the file. Pickled objects in it are refused.
@@ -76,6 +77,9 @@ def from_npz(path: str | os.PathLike[str], **options: Any) -> Federation:
             names = sorted(archive.files)
             known = ("x", "y", "client", "split", "group")
             arrays = {key: archive[key] for key in known if key in names}
+            several = [key for key in names if key.startswith("x.") and len(key) > 2]
+            if several and "x" not in arrays:
+                arrays["x"] = {key[2:]: archive[key] for key in several}
     except NUMPY_ERRORS:
         raise _unreadable_npz(path) from None
     missing = [key for key in ("x", "y", "client") if key not in arrays]

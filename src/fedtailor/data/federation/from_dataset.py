@@ -15,8 +15,10 @@ from fedtailor._base.choice import require
 from fedtailor.data.federation.build import from_arrays
 from fedtailor.data.federation.checks import plain_array
 from fedtailor.data.federation.federation import Federation
+from fedtailor.models.inputs import Inputs
 from fedtailor.models.tasks import token_cross_entropy
 
+_Inputs = NDArray[Any] | Mapping[str, NDArray[Any]]
 LABELS = ("label", "labels", "target", "y")
 """The columns that hold targets, if none is named."""
 
@@ -25,7 +27,7 @@ def from_dataset(
     data: Any,
     client: ArrayLike | str | None = None,
     *,
-    x: str | None = None,
+    x: str | Sequence[str] | None = None,
     y: str | None = None,
     tokenizer: Callable[[list[str]], Any] | None = None,
     next_token: bool = False,
@@ -41,8 +43,9 @@ def from_dataset(
         data: a data set, or client -> data set.
         client: of a single data set, the client of each example [N], or the column that
             has it.
-        x: the column of inputs: numbers or images of one shape. By default the one that is
-            neither the target nor the client.
+        x: the column of inputs: numbers or images of one shape; or the columns, if an
+            example has several inputs (in pairs, a mapping of names to arrays). By default
+            the one that is neither the target nor the client.
         y: the column of targets; by default label, labels, target or y. If the data set's
             `features` have names of classes, so has the federation.
         tokenizer: turns texts [n] into token ids [n, t], or into a mapping that has them as
@@ -83,13 +86,8 @@ def from_dataset(
         )
         require(len(data) > 0, "there is no data set; give client -> data set")
         parts = {str(name): _examples(one, reading, None) for name, one in data.items()}
-        shapes = {inputs.shape[1:] for inputs, _ in parts.values()}
-        require(
-            len(shapes) == 1,
-            f"inputs of the clients have the shapes {sorted(shapes)}; give all one shape",
-        )
-        owners = np.repeat(list(parts), [len(inputs) for inputs, _ in parts.values()])
-        inputs = np.concatenate([inputs for inputs, _ in parts.values()])
+        owners = np.repeat(list(parts), [len(targets) for _, targets in parts.values()])
+        inputs = _joined([inputs for inputs, _ in parts.values()])
         targets = np.concatenate([targets for _, targets in parts.values()])
         names = _class_names(next(iter(data.values())), reading)
         return _federation(inputs, targets, owners, names, options)
@@ -106,8 +104,28 @@ def from_dataset(
     return _federation(inputs, targets, owners, names, options)
 
 
+def _joined(parts: list[Any]) -> _Inputs:
+    """The inputs of all clients.
+
+    Raises:
+        ValueError: they differ in shape or in name.
+    """
+    shapes = {
+        str(Inputs.of(part) if isinstance(part, Mapping) else list(part.shape[1:]))
+        for part in parts
+    }
+    require(
+        len(shapes) == 1,
+        f"inputs of the clients have the shapes {' and '.join(sorted(shapes))}; give all"
+        " one shape",
+    )
+    if not isinstance(parts[0], Mapping):
+        return np.concatenate(parts)
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
 def _federation(
-    inputs: NDArray[Any],
+    inputs: _Inputs,
     targets: NDArray[Any],
     owners: ArrayLike,
     class_names: Sequence[str] | None,
@@ -124,7 +142,7 @@ def _federation(
 class _Reading:
     """What is read of each data set: the arguments of `from_dataset`."""
 
-    x: str | None
+    x: str | Sequence[str] | None
     y: str | None
     tokenizer: Callable[[list[str]], Any] | None
     next_token: bool
@@ -141,7 +159,7 @@ def _class_names(data: Any, reading: _Reading) -> Sequence[str] | None:
 
 def _examples(
     data: Any, reading: _Reading, client: str | None
-) -> tuple[NDArray[Any], NDArray[Any]]:
+) -> tuple[_Inputs, NDArray[Any]]:
     """The inputs and the targets of a data set."""
     x, y = reading.x, reading.y
     require(
@@ -158,6 +176,14 @@ def _examples(
             x is not None or len(others) == 1,
             f"the columns {', '.join(others)} could all be inputs; name one with x",
         )
+        if x is not None and not isinstance(x, str):
+            require(
+                reading.tokenizer is None,
+                "a tokenizer takes one column of texts; name it alone with x",
+            )
+            assert target is not None
+            inputs = {name: _column(data, name) for name in x}
+            return inputs, _column(data, target)
         inputs = _column(data, others[0] if x is None else x)
         if reading.tokenizer is not None:
             inputs, is_token = _tokens(reading.tokenizer, inputs)
@@ -177,6 +203,18 @@ def _examples(
             " columns out",
         )
         pairs = [data[number] for number in range(len(data))]
+        if isinstance(first[0], Mapping):
+            given = {tuple(sorted(pair[0])) for pair in pairs}
+            require(
+                len(given) == 1,
+                f"the inputs of an example are {' or '.join(map(str, sorted(given)))}; give"
+                " all examples the same",
+            )
+            inputs = {
+                name: _stacked([pair[0][name] for pair in pairs], name)
+                for name in first[0]
+            }
+            return inputs, _stacked([pair[1] for pair in pairs], "targets")
         inputs = _stacked([pair[0] for pair in pairs], "inputs")
         targets = _stacked([pair[1] for pair in pairs], "targets")
     require(

@@ -6,6 +6,7 @@ The format is safetensors, which holds arrays and text and runs no code when it 
 import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from fedtailor._base.files import (
 )
 from fedtailor.data.federation.checks import SPLITS
 from fedtailor.data.federation.federation import Federation, Ragged
+from fedtailor.models.inputs import Inputs
 from fedtailor.models.tasks import loss_of, plain_loss
 
 _FORMAT = "fedtailor federation 2"
@@ -69,6 +71,8 @@ def save(federation: Federation, path: AnyPath) -> Path:
     if federation.loss is not None:
         fields["loss"] = plain_loss(federation.loss)
         loss_of(fields["loss"])  # refuses a loss that could not be read again
+    if federation.inputs is not None:
+        fields["inputs"] = asdict(federation.inputs)
     header = json.dumps(fields)
     # For processes that read some clients only, and cannot compute it.
     of_federation = federation.digest
@@ -152,6 +156,12 @@ def fields_of(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
     }
     if "loss" in fields:
         fields["loss"] = loss_of(fields["loss"])
+    if "inputs" in fields:
+        stored: Any = fields["inputs"]
+        shapes = tuple(map(tuple, stored["shapes"]))
+        fields["inputs"] = Inputs(
+            tuple(stored["names"]), shapes, tuple(stored["dtypes"])
+        )
     return fields
 
 

@@ -277,6 +277,14 @@ def _check_normalization(federation: "Federation") -> None:
                 bool((value == neutral).all()),
                 f"x holds token ids (int32), which no {name} applies to; leave it out",
             )
+        several = federation.inputs
+        if several is not None and several.is_mixed:
+            neutral = 0.0 if name == "shift" else 1.0
+            require(
+                bool((value == neutral).all()),
+                f"inputs have whole numbers beside others, and {name} would change both;"
+                " apply it to the others before",
+            )
     require(
         0 not in np.atleast_1d(federation.scale),
         "scale is 0, which would erase the inputs; leave it out",

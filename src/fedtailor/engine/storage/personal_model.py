@@ -1,5 +1,6 @@
 """`PersonalModel`: the model of one client after training."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -66,15 +67,25 @@ class PersonalModel:
     # predictions
     # ----------------------------------------------------------------------------------
 
-    def outputs(self, x: ArrayLike) -> NDArray[Any]:
+    def outputs(self, x: ArrayLike | Mapping[str, ArrayLike]) -> NDArray[Any]:
         """Logits [n, classes], or the predicted targets, for inputs x [n, ...].
 
-        A mixture gives log-probabilities instead of logits.
+        A mixture gives log-probabilities instead of logits. Several inputs of an example
+        are a mapping of names to arrays.
 
         Raises:
             ValueError: x does not have the shape of the federation's inputs, or
                 contains NaN or infinite numbers.
         """
+        inputs = self.model.architecture.inputs
+        if isinstance(x, Mapping):
+            require(
+                inputs is not None,
+                "the network takes one input, an array [n, ...], and not several by name;"
+                " pack them as the federation did: federation.inputs.pack(x)",
+            )
+            assert inputs is not None
+            x = inputs.pack(x)
         x = np.asarray(x)
         require(
             x.dtype.kind in "fiub",
@@ -95,11 +106,11 @@ class PersonalModel:
         )
         return np.asarray(found)
 
-    def probabilities(self, x: ArrayLike) -> NDArray[Any]:
+    def probabilities(self, x: ArrayLike | Mapping[str, ArrayLike]) -> NDArray[Any]:
         """Class probabilities [n, classes] for inputs x [n, ...]."""
         return self.model.task.probabilities(self.outputs(x))
 
-    def predict(self, x: ArrayLike) -> NDArray[Any]:
+    def predict(self, x: ArrayLike | Mapping[str, ArrayLike]) -> NDArray[Any]:
         """The most probable class, or the predicted target, for inputs x [n, ...]."""
         return self.model.task.predict(self.outputs(x))
 

@@ -49,6 +49,8 @@ def bind(model: Model | Architecture, federation: Federation) -> Model:
     """
     require_federation(federation)
     require_model(model)
+    network = model.architecture if isinstance(model, Model) else model
+    require_inputs(network, federation)
     if isinstance(model, Model):
         return model
     precision: Any = "float32"
@@ -66,6 +68,18 @@ def bind(model: Model | Architecture, federation: Federation) -> Model:
     return model.in_precision(precision).bind(
         federation.input_shape, outputs, loss=loss
     )
+
+
+def require_inputs(model: Architecture, federation: Federation) -> None:
+    """Refuse a network for other inputs than those of the federation, if an example has
+    several.
+
+    Raises:
+        ValueError: with what is missing, surplus or of another shape.
+    """
+    taken, given = model.inputs, federation.inputs
+    if taken is not None and given is not None and (wrong := taken.difference(given)):
+        raise ValueError(wrong)
 
 
 def require_known_tokens(model: Architecture, federation: Federation) -> None:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtailor.models.inputs import Inputs
 from fedtailor.models.pytorch.operations import Context, Unsupported
 from fedtailor.models.pytorch.optional import Tensor, TorchModuleType, pytorch
 from fedtailor.models.pytorch.program import ModuleProgram
@@ -26,7 +27,10 @@ BATCH, PADDING = 4, 2
 
 
 def check_conversion(
-    module: TorchModuleType, programs: Sequence[ModuleProgram], example: Tensor
+    module: TorchModuleType,
+    programs: Sequence[ModuleProgram],
+    example: Tensor,
+    inputs: Inputs | None,
 ) -> None:
     """Compare outputs, gradients and running statistics on a random batch with those of
     the module, in double precision. Random draws are the means of their distributions.
@@ -37,14 +41,15 @@ def check_conversion(
         module: is not changed.
         programs: its conversions in training and evaluation mode.
         example: a batch of inputs.
+        inputs: what they are, if there are several.
 
     Raises:
         Unsupported: they differ; the message says by how much, and where.
     """
-    x = random_like(example)
-    padded = np.concatenate([x.numpy(), 3 * x.numpy()[:PADDING]])
-    if not example.is_floating_point():
-        padded = np.concatenate([x.numpy(), x.numpy()[:PADDING]])
+    x = random_like(example, inputs)
+    has_tokens = inputs is not None or not example.is_floating_point()
+    padding = x.numpy()[:PADDING] * (1 if has_tokens else 3)
+    padded = np.concatenate([x.numpy(), padding])
     for mode, program in zip(("training", "evaluation"), programs, strict=True):
         expected, network = _run_pytorch(module, x, program, mode == "training")
         with jax.enable_x64(True):
@@ -92,13 +97,20 @@ def _difference(
     return None
 
 
-def random_like(example: Tensor) -> Tensor:
+def random_like(example: Tensor, inputs: Inputs | None = None, seed: int = 0) -> Tensor:
     """A batch of four random inputs in double precision, or of random tokens between the
     smallest and the largest one of the example.
     """
     torch = pytorch()
 
-    generator = torch.Generator().manual_seed(0)
+    if inputs is not None:
+        dtype = torch.float64 if example.is_floating_point() else example.dtype
+        parts = [
+            random_like(part, seed=number).reshape(BATCH, -1).to(dtype)
+            for number, part in enumerate(inputs.unpack(example).values())
+        ]
+        return torch.cat(parts, dim=1)
+    generator = torch.Generator().manual_seed(seed)
     shape = (BATCH, *example.shape[1:])
     if example.is_floating_point():
         return torch.randn(shape, generator=generator, dtype=torch.float64)

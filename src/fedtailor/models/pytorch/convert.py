@@ -33,12 +33,6 @@ from fedtailor.models.pytorch.start import (
     shared_paths,
 )
 
-ONE_INPUT = (
-    "a module takes one tensor and gives one; write one around it, which takes the inputs"
-    " side by side (torch.cat(inputs, dim=1)) and takes them apart in its forward"
-)
-"""What to do with a module of several inputs."""
-
 IGNORED = (
     "_assert_scalar",
     "_assert_async",
@@ -209,8 +203,8 @@ def convert(
     inputs, outputs = signature.user_inputs, signature.user_outputs
     if len(outputs) != 1 or len(inputs) != 1:
         raise Unsupported(
-            f"it takes {len(inputs)} inputs and gives {len(outputs)} outputs:"
-            f" {ONE_INPUT}"
+            f"it takes {len(inputs)} inputs and gives {len(outputs)} outputs; have it give"
+            " one tensor, and name several inputs: example_input={'ids': ids, 'mask': mask}"
         )
     batch = _size_of_batch(program)
     used = _used(graph, {outputs[0], *(name for _, name in updates)})

@@ -1,7 +1,8 @@
 """`from_torch`: a PyTorch module as a model; and models as state dicts."""
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
-from inspect import Parameter, signature
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,10 @@ from numpy.typing import ArrayLike, NDArray
 from fedtailor._base.choice import require
 from fedtailor._base.documentation import see
 from fedtailor._base.files import atomic_write
+from fedtailor.models.inputs import Inputs
 from fedtailor.models.model import Model
 from fedtailor.models.pytorch.check import check_conversion
 from fedtailor.models.pytorch.convert import (
-    ONE_INPUT,
     convert,
     export_program,
     is_mixing,
@@ -57,7 +58,10 @@ def from_torch(
             every seed starts from its own parameters; or a module, from whose present
             values every seed starts.
         example_input: a batch [b, ...] of inputs as the module takes them (images with
-            channels first); the data may have channels last.
+            channels first); the data may have channels last. Of a module with several
+            inputs, a batch of each by the name of its argument, {"ids": ids, "mask":
+            mask}, or in the order of `forward` as a tuple; the data then have inputs of
+            the same names (`Inputs`).
         pretrained: whether every seed, and every client, starts from the module's present
             values; None = if it is a module and no function. If not, every seed draws new
             parameters; those of a module are drawn by the `reset_parameters` of its
@@ -88,19 +92,21 @@ def from_torch(
         )
     name = type(instance).__name__
     _require_plain(instance)
+    inputs, example = _example(instance, example_input)
     require_trainable(instance)
     if not any(parameter.requires_grad for parameter in instance.parameters()):
         raise ValueError(
             f"{name} has no parameters that require a gradient, so that there is"
             " nothing to train"
         )
-    example = _example(instance, example_input)
     if pretrained is None:
         pretrained = instance is module
-    make = None if pretrained else initializer(module, instance)
-    statistics = statistics_of(instance, example)
+    start = instance, None if pretrained else initializer(module, instance)
+    if inputs is not None:
+        instance = _of_one_tensor(instance, inputs)
+    statistics = statistics_of(instance, example, inputs)
     try:
-        return _convert(instance, make, example, statistics, check)
+        return _convert(instance, start, example, inputs, statistics, check)
     except Unsupported as error:
         raise ValueError(
             f"{name} cannot be converted: {error}; {error.advice}"
@@ -157,40 +163,40 @@ def _require_plain(module: Any) -> None:
             "from_torch takes a module that torch.compile has not compiled, as XLA"
             " compiles it; pass the module that was given to torch.compile"
         )
-    try:
-        parameters = signature(module.forward).parameters.values()
-    except (TypeError, ValueError):
-        return
-    needed = [it for it in parameters if it.default is Parameter.empty]
-    needed = [it for it in needed if it.kind == Parameter.POSITIONAL_OR_KEYWORD]
-    if len(needed) > 1:
-        raise ValueError(
-            f"{type(module).__name__} takes {len(needed)} inputs"
-            f" ({', '.join(it.name for it in needed)}): {ONE_INPUT}"
-        )
 
 
-def _example(module: TorchModuleType, example_input: Any) -> Tensor:
-    """The example input in the precision of the module's parameters.
+def _of_one_tensor(module: TorchModuleType, inputs: Inputs) -> TorchModuleType:
+    """The module, with the same parameters, as one whose `forward` takes its inputs side
+    by side.
+    """
+    kind = type(module)
+
+    class OfOneTensor(kind):
+        def forward(self, packed: Any) -> Any:
+            return kind.forward(self, **inputs.unpack(packed))
+
+    OfOneTensor.__name__ = kind.__name__
+    module = copy.copy(module)
+    module.__class__ = OfOneTensor
+    return module
+
+
+def _example(
+    module: TorchModuleType, example_input: Any
+) -> tuple[Inputs | None, Tensor]:
+    """The example input in the precision of the module's parameters, and what the inputs
+    are if there are several.
 
     Raises:
-        ValueError: it is not a batch of numbers.
+        ValueError: it is not a batch of numbers, or the module takes other inputs.
     """
-    torch = pytorch()
-    if isinstance(example_input, tuple | list | dict) and any(
-        isinstance(part, torch.Tensor) and part.ndim > 0
-        for part in (
-            example_input.values() if isinstance(example_input, dict) else example_input
-        )
-    ):
-        raise ValueError(f"example_input is one tensor [b, ...]: {ONE_INPUT}")
-    try:
-        example = torch.as_tensor(example_input)
-    except Exception as error:  # PyTorch raises many kinds of errors
-        raise ValueError(
-            "example_input is one tensor [b, ...], a batch of inputs:"
-            f" {first_line(error)}"
-        ) from None
+    inputs = None
+    named = _named_inputs(module, example_input)
+    if named is not None:
+        arrays = {name: _tensor(values).numpy() for name, values in named.items()}
+        inputs = Inputs.of(arrays)
+        example_input = inputs.pack(arrays)
+    example = _tensor(example_input)
     if example.ndim == 0 or not len(example):
         raise ValueError(
             "example_input is a batch [b, ...] with an input in it, not"
@@ -201,16 +207,67 @@ def _example(module: TorchModuleType, example_input: Any) -> Tensor:
         for parameter in module.parameters()
         if parameter.is_floating_point()
     ]
-    return example.to(dtypes[0]) if example.is_floating_point() else example
+    if example.is_floating_point() and dtypes:
+        example = example.to(dtypes[0])
+    return inputs, example
+
+
+def _tensor(values: Any) -> Tensor:
+    torch = pytorch()
+    try:
+        return torch.as_tensor(values).detach()
+    except Exception as error:  # PyTorch raises many kinds of errors
+        raise ValueError(
+            "example_input is one tensor [b, ...], a batch of inputs (of several inputs a"
+            f" tensor of each, by name): {first_line(error)}"
+        ) from None
+
+
+def _named_inputs(module: TorchModuleType, example: Any) -> Mapping[str, Any] | None:
+    """Several inputs by the names of the arguments of `forward`; None if there is one.
+
+    Raises:
+        ValueError: the module takes other arguments.
+    """
+    torch = pytorch()
+    is_several = isinstance(example, Mapping) or (
+        isinstance(example, tuple | list)
+        and any(isinstance(part, torch.Tensor) and part.ndim > 0 for part in example)
+    )
+    name = type(module).__name__
+    try:
+        call = signature(module.forward)
+    except (TypeError, ValueError):  # a function of C, whose arguments are not known
+        require(
+            not is_several,
+            f"{name}.forward does not say which inputs it takes; write a module around it"
+            " that does",
+        )
+        return None
+    taken = ", ".join(call.parameters)
+    try:
+        if not is_several:
+            call.bind(example)
+            return None
+        if isinstance(example, Mapping):
+            return call.bind(**example).arguments
+        return call.bind(*example).arguments
+    except TypeError as error:
+        raise ValueError(
+            f"{name}.forward takes {taken}, and the example does not fit ({error}); give"
+            f" each of its inputs by name: example_input={{{taken.split(', ')[0]!r}: ...}}"
+        ) from None
 
 
 def _convert(
     instance: TorchModuleType,
-    make: Callable[[], TorchModuleType] | None,
+    start: tuple[TorchModuleType, Callable[[], TorchModuleType] | None],
     example: Tensor,
+    inputs: Inputs | None,
     statistics: Sequence[str],
     check: bool,
 ) -> TorchModule:
+    given, make = start
     training, evaluation = (
         convert(export_program(instance, example, training), instance, statistics)
         for training in (True, False)
@@ -220,7 +277,7 @@ def _convert(
         path = next(iter(changed.symmetric_difference(statistics)), statistics[:1])
         raise Unsupported(f"torch.export loses where it changes its buffer {path!r}")
     if check:
-        check_conversion(instance, (training, evaluation), example)
+        check_conversion(instance, (training, evaluation), example, inputs)
     # In the order of theta, including parameters that only one of the two modes uses.
     paths = sorted(
         {path for program in (training, evaluation) for _, path in program.names}
@@ -231,12 +288,13 @@ def _convert(
     return TorchModule(
         training,
         evaluation,
-        start=Start(make, instance, paths),
+        start=Start(make, given, paths),
         example_shape=tuple(example.shape[1:]),
         input_dtype="float32" if example.is_floating_point() else "int32",
         micro_batch=MICRO_BATCH
         if has_convolutions and not is_mixing(training)
         else None,
+        several=inputs,
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from fedtailor._base.choice import require
+from fedtailor.models.inputs import Inputs
 from fedtailor.models.pytorch.check import random_like
 from fedtailor.models.pytorch.optional import Tensor, TorchModuleType, pytorch
 from fedtailor.models.pytorch.start import (
@@ -16,7 +17,9 @@ from fedtailor.models.pytorch.start import (
 )
 
 
-def statistics_of(module: TorchModuleType, example: Tensor) -> tuple[str, ...]:
+def statistics_of(
+    module: TorchModuleType, example: Tensor, inputs: Inputs | None
+) -> tuple[str, ...]:
     """The paths of the running statistics, sorted: of the buffers that a pass in training
     mode changes. A copy of the module is run in both modes.
 
@@ -29,7 +32,7 @@ def statistics_of(module: TorchModuleType, example: Tensor) -> tuple[str, ...]:
     ]
     _require_separate(module, trained, name)
     module = copy_module(module)
-    x = random_like(example).to(example.dtype)
+    x = random_like(example, inputs).to(example.dtype)
 
     # A pass in evaluation mode must neither change buffers nor draw random numbers.
     before = _buffers(module)

@@ -10,6 +10,7 @@ from jaxtyping import Array, Float, Shaped
 
 from fedtailor.models.architecture import Architecture
 from fedtailor.models.frozen_arrays import FrozenArrays
+from fedtailor.models.inputs import Inputs
 from fedtailor.models.part_finder import LayerInfo
 from fedtailor.models.pytorch.convert import (
     has_randomness,
@@ -36,6 +37,11 @@ class TorchModule(Architecture):
     example_shape: tuple[int, ...]
     input_dtype: str
     micro_batch: int | None
+    several: Inputs | None = None
+
+    @property
+    def inputs(self) -> Inputs | None:
+        return self.several
 
     @property
     def frozen(self) -> FrozenArrays | None:

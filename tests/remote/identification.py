@@ -193,6 +193,47 @@ def smallest_meeting(columns):
     return together[together > 0].min()
 
 
+def smallest_agreement(columns):
+    """The least number of rows, above 0, in which three groups agree: all of them are, or
+    none is; infinite if there is none.
+
+    Args:
+        columns: of each column the masks of its groups, of which any may be united.
+    """
+    found = np.inf
+    unions = [
+        [
+            np.any(it, axis=0)
+            for size in range(1, len(masks))
+            for it in itertools.combinations(masks, size)
+        ]
+        for masks in columns
+    ]
+    for one, other, third in itertools.combinations(unions, 3):
+        for a, b in itertools.product(one, other):
+            same = np.array(third)[:, a == b] == a[a == b]
+            rows = same.sum(axis=1)
+            found = min(found, rows[rows > 0].min(initial=10**9))
+    return found
+
+
+def fewest_off_a_curve(one, other, rng, curves=40):
+    """The least number of rows, above 0, off a curve of the second degree, of those through
+    five rows that are tried.
+    """
+    one, other = ((it - it.mean()) / np.ptp(it) for it in (one, other))
+    terms = np.stack(
+        [np.ones(len(one)), one, other, one**2, one * other, other**2], axis=1
+    )
+    found = np.inf
+    for _ in range(curves):
+        five = terms[rng.permutation(len(terms))[:5]]
+        off = np.abs(terms @ np.linalg.svd(five)[2][-1]) > 1e-9
+        if off.any():
+            found = min(found, off.sum())
+    return found
+
+
 def count_vectors(levels, count, total, squares, most=10_000):
     """Numbers of rows of each level that have this count, sum and sum of squares: all, or
     the first so many.

@@ -39,9 +39,10 @@ TESTED = {
             "test_private_steps_are_counted_and_epsilon_is_dp_accountings",
         ),
         "| fewer bytes |": ("test_the_ledger_counts_what_travels",),
-        "found two leaks, which are mended": (
-            "test_no_row_follows_from_the_sums_of_whole_numbers_of_a_small_range",
-            "test_no_count_follows_from_three_answers_that_agree_in_few_rows",
+        "found three leaks, which are mended": (
+            "test_no_sum_over_few_rows_follows_from_two_numbers_on_a_curve",
+            "test_no_count_follows_from_some_categories_and_two_answers_that_agree_in_few_rows",
+            "test_two_results_that_are_one_number_make_a_small_range_no_larger",
         ),
         "prints this table": (
             "test_the_table_in_the_documentation_is_the_one_that_is_printed",

@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 
 from fedtailor.data.tables.encoding import MIN_ROWS
-from fedtailor.data.tables.hiding import multipliable, shown
+from fedtailor.data.tables.hiding import RARE, multipliable, shown
 from fedtailor.data.tables.kinds import Kind
 from fedtailor.data.tables.sums import ColumnSums
 from fedtailor.models.tasks.survival import outcome_cells
@@ -186,6 +186,8 @@ class SmallTables:
         for name, sums in own.columns.items():
             if schema.kinds[name] == "number" and sums.count:
                 columns[name] = _chosen(rng, sums)
+            if schema.kinds[name] != "number":
+                columns[name] = sums + _others(rng, schema.kinds[name])
         chosen = pooled.model_copy(update={"columns": columns})
         check_column_sums(chosen, own, schema)
         self.answered["chosen"] += 1
@@ -305,6 +307,18 @@ def _multiplied(schema: Schema, table: Table, answer: list[Any]) -> list[np.ndar
         if sent and _kinds(schema)[name] == "boolean"
     ]
     return [it.to_numpy() for it in told if not it.null_count()]
+
+
+def _others(rng: np.random.Generator, kind: Kind) -> ColumnSums:
+    """Sums of other clients by which gaps get another answer, and categories other inputs."""
+    rows, missing = int(rng.choice([5, 1000, 10**9])), int(rng.choice([0, 5, 1000]))
+    if kind == "boolean":
+        yes = float(rng.choice([0, rows]))
+        return ColumnSums(count=rows, missing=missing, mean=yes / rows)
+    names = {str(it): rows for it in rng.choice(["hospice", "ear", RARE, "none"], 2)}
+    rare = int(rng.choice([0, 5]))
+    count = sum(names.values()) + rare
+    return ColumnSums(count=count, missing=missing, categories=names, rare=rare)
 
 
 def _chosen(rng: np.random.Generator, own: ColumnSums) -> ColumnSums:

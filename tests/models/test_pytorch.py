@@ -471,7 +471,7 @@ def test_what_cannot_be_converted_is_named_and_can_be_registered(monkeypatch):
             lambda: models.from_torch(
                 nn.Linear(4, 3), (torch.zeros(1, 4), torch.zeros(1, 4))
             ),
-            "is one tensor",
+            "Linear.forward takes input, and the example does not fit",
         ),
         (
             lambda: models.from_torch(lambda: Holding(4, 3), torch.zeros(1, 4)),

@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 
 from fedtailor.data.tables.encoding import MIN_ROWS
-from fedtailor.data.tables.hiding import shown
+from fedtailor.data.tables.hiding import RARE, multipliable, shown
 from fedtailor.data.tables.kinds import Kind
 from fedtailor.data.tables.sums import ColumnSums
 from fedtailor.models.tasks.survival import outcome_cells
@@ -23,7 +23,13 @@ from fedtailor.remote.client.describing import Describer
 from fedtailor.remote.job.agreement import check_column_sums
 from fedtailor.remote.job.job import Schema
 from fedtailor.remote.job.statistics import ClientTable, Statistics
-from remote.identification import identified, real_numbers, small_counts
+from remote.identification import (
+    fewest_off_a_curve,
+    identified,
+    real_numbers,
+    small_counts,
+    smallest_agreement,
+)
 
 JACOBIANS = 0.1
 """Share of the tables whose cells are varied one by one, which takes longest."""
@@ -112,6 +118,59 @@ class SmallTables:
             c == 0 for c, t in zip(counts, true, strict=True) if 0 < t < MIN_ROWS
         )
 
+    def small_products(self, rng: np.random.Generator) -> None:
+        """Columns whose products lie near a count of few rows, or a sum over few."""
+        rows = int(rng.integers(24, 201))
+        few = int(rng.choice([0, 1, 2, 4, 8]))
+        off = (rng.permutation(rows) < few).astype(float)
+        answer = (rng.random(rows) < 0.5).astype(float)
+        number = rng.normal(60, 12, rows).round(2)
+        other = (
+            number + answer + off,
+            np.where(answer == 0, number, 100 - number) + 3.7 * off,
+            number**2 + 37.5 * off,
+            7.5 * answer + rng.normal(size=rows) * off,
+            rng.normal(size=rows),
+        )[rng.integers(5)]
+        # In two wards no row has both answers, in the others each has one; but for few.
+        ward = rng.integers(0, int(rng.integers(3, 6)), rows)
+        first, second = rng.random((2, rows)) < 0.5
+        is_same = first == second
+        second ^= is_same & (first == (ward < 2))
+        both = (ward == 0) & (np.cumsum(ward == 0) <= few)
+        first[both] = second[both] = True
+        columns = {
+            "number": pl.Series(number),
+            "other": pl.Series(other),
+            "ward": pl.Series([f"w{it}" for it in ward]),
+            "first": pl.Series(first.astype(float)),
+            "second": pl.Series(second.astype(float)),
+        }
+        kinds: dict[str, Kind] = {
+            "number": "number",
+            "other": "number",
+            "ward": "category",
+            "first": "boolean",
+            "second": "boolean",
+        }
+        told = {name: shown(it, kinds[name]) for name, it in columns.items()}
+        kept = multipliable(list(told.values()), list(kinds.values()))
+        left = {name: told[name] for name, it in zip(told, kept, strict=True) if it}
+        self.answered["kept"] += len(left)
+        numbers = [
+            it.to_numpy() for name, it in left.items() if kinds[name] == "number"
+        ]
+        for one, another in combinations(numbers, 2):
+            count = fewest_off_a_curve(one, another, rng)
+            assert not 0 < count < MIN_ROWS, f"{count} rows are off a curve"
+        groups = [
+            [(it == value).to_numpy() for value in it.unique()]
+            for name, it in left.items()
+            if kinds[name] != "number"
+        ]
+        count = smallest_agreement(groups)
+        assert count >= MIN_ROWS, f"groups agree in {count} rows"
+
     def stop(self) -> None:
         """Nothing is kept."""
 
@@ -127,6 +186,8 @@ class SmallTables:
         for name, sums in own.columns.items():
             if schema.kinds[name] == "number" and sums.count:
                 columns[name] = _chosen(rng, sums)
+            if schema.kinds[name] != "number":
+                columns[name] = sums + _others(rng, schema.kinds[name])
         chosen = pooled.model_copy(update={"columns": columns})
         check_column_sums(chosen, own, schema)
         self.answered["chosen"] += 1
@@ -246,6 +307,18 @@ def _multiplied(schema: Schema, table: Table, answer: list[Any]) -> list[np.ndar
         if sent and _kinds(schema)[name] == "boolean"
     ]
     return [it.to_numpy() for it in told if not it.null_count()]
+
+
+def _others(rng: np.random.Generator, kind: Kind) -> ColumnSums:
+    """Sums of other clients by which gaps get another answer, and categories other inputs."""
+    rows, missing = int(rng.choice([5, 1000, 10**9])), int(rng.choice([0, 5, 1000]))
+    if kind == "boolean":
+        yes = float(rng.choice([0, rows]))
+        return ColumnSums(count=rows, missing=missing, mean=yes / rows)
+    names = {str(it): rows for it in rng.choice(["hospice", "ear", RARE, "none"], 2)}
+    rare = int(rng.choice([0, 5]))
+    count = sum(names.values()) + rare
+    return ColumnSums(count=count, missing=missing, categories=names, rare=rare)
 
 
 def _chosen(rng: np.random.Generator, own: ColumnSums) -> ColumnSums:

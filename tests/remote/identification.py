@@ -7,6 +7,11 @@ vector lies in the row space of the Jacobian is known to first order, and so is 
 fewer than five rows if the combination lies in it. Counts do not change with cells, as long
 as the grouping is fixed; they are checked by themselves (`small_counts`).
 
+The step of a difference is a part of the middle half of a column, as a standard deviation
+can be that of one cell far from all others, with which squares are no lines any more. What
+is found by a step to one side only is a jump (a cell that becomes the nearest one, or is
+in another group): it is not known.
+
 What an attacker may know beforehand is taken as known: which cells have the most frequent
 value of a column (a laboratory value that is mostly 0), yes and no, categories and gaps.
 """
@@ -18,7 +23,7 @@ import numpy as np
 from fedtailor.data.tables.encoding import MIN_ROWS
 
 STEP = 1e-6
-"""Of a difference, in standard deviations of the column."""
+"""Of a difference, in the column's own unit."""
 
 SAME = 1e-6
 """A combination of cells is known if so little of it is outside of the row space."""
@@ -69,6 +74,25 @@ def unknown_cells(table, columns):
     return cells
 
 
+def unit_of(column):
+    """The length in which a column is varied: the width of the middle half of its cells.
+
+    A standard deviation would be that of the largest cell, if this is far from all others.
+    """
+    present = [value for value in column if value is not None]
+    low, high = np.quantile(present, [0.25, 0.75])
+    return float(high - low) or float(np.std(present)) or 1.0
+
+
+def moved(table, cells, by):
+    """A table whose cells are moved, in units of their columns."""
+    changed = {name: list(table[name]) for name, _ in cells}
+    units = {name: unit_of(table[name]) for name in changed}
+    for (name, row), one in zip(cells, by, strict=True):
+        changed[name][row] += float(one) * units[name]
+    return {**table, **changed}
+
+
 def jacobian(numbers, table, cells, step=STEP):
     """[numbers, cells] derivatives of all numbers that leave, in units of each column.
 
@@ -78,13 +102,11 @@ def jacobian(numbers, table, cells, step=STEP):
         cells: (column, row) of what varies.
         step: of a difference; a long one where numbers are linear, and rounded.
     """
-    columns, start = [], np.asarray(numbers(table), float)
-    for name, row in cells:
-        present = [value for value in table[name] if value is not None]
-        changed = list(table[name])
-        changed[row] += step * (float(np.std(present)) or 1.0)
-        ends = np.asarray(numbers({**table, name: changed}), float)
-        columns.append((ends - start) / step)
+    start = np.asarray(numbers(table), float)
+    columns = [
+        (np.asarray(numbers(moved(table, [cell], [step])), float) - start) / step
+        for cell in cells
+    ]
     return np.stack(columns, axis=1)
 
 
@@ -113,23 +135,33 @@ def identified(numbers, table, columns, most=MIN_ROWS - 1):
     cells = unknown_cells(table, columns)
     if not cells:
         return []
-    known = projection(jacobian(numbers, table, cells))
     # [rows, columns] the place of each cell; the last place, of zeros, stands for others.
-    known = np.pad(known, ((0, 1), (0, 1)))
     places = np.full((len(table[columns[0]]), len(columns)), -1)
     for place, (name, row) in enumerate(cells):
         places[row, list(columns).index(name)] = place
+
+    def known_parts(step):
+        """Of sets of rows, those of whose cells a combination is known."""
+        known = projection(jacobian(numbers, table, cells, step))
+        known = np.pad(known, ((0, 1), (0, 1)))
+
+        def of(sets):
+            of_set = places[sets].reshape(len(sets), -1)
+            blocks = known[of_set[:, :, None], of_set[:, None, :]]
+            return sets[np.linalg.eigvalsh(blocks)[:, -1] > 1 - SAME]
+
+        return of
+
+    known, to_other_side = known_parts(STEP), None
     rows, found = np.flatnonzero((places >= 0).any(axis=1)), list[tuple[int, ...]]()
     for size in range(1, most + 1):
         sets = np.array(list(itertools.combinations(rows, size)))
-        if not len(sets):
+        if not len(sets) or not len(sets := known(sets)):
             continue
-        of_set = places[sets].reshape(len(sets), -1)
-        blocks = known[of_set[:, :, None], of_set[:, None, :]]
-        is_known = np.linalg.eigvalsh(blocks)[:, -1] > 1 - SAME
+        to_other_side = to_other_side or known_parts(-STEP)
         # A larger set that holds a smaller one says nothing new.
         smaller = [set(it) for it in found]
-        for it in sets[is_known].tolist():
+        for it in to_other_side(sets).tolist():
             if not any(one <= set(it) for one in smaller):
                 found.append(tuple(it))
     return found
@@ -159,6 +191,47 @@ def smallest_meeting(columns):
     together = np.array(groups, float)
     together = together @ together.T
     return together[together > 0].min()
+
+
+def smallest_agreement(columns):
+    """The least number of rows, above 0, in which three groups agree: all of them are, or
+    none is; infinite if there is none.
+
+    Args:
+        columns: of each column the masks of its groups, of which any may be united.
+    """
+    found = np.inf
+    unions = [
+        [
+            np.any(it, axis=0)
+            for size in range(1, len(masks))
+            for it in itertools.combinations(masks, size)
+        ]
+        for masks in columns
+    ]
+    for one, other, third in itertools.combinations(unions, 3):
+        for a, b in itertools.product(one, other):
+            same = np.array(third)[:, a == b] == a[a == b]
+            rows = same.sum(axis=1)
+            found = min(found, rows[rows > 0].min(initial=10**9))
+    return found
+
+
+def fewest_off_a_curve(one, other, rng, curves=40):
+    """The least number of rows, above 0, off a curve of the second degree, of those through
+    five rows that are tried.
+    """
+    one, other = ((it - it.mean()) / np.ptp(it) for it in (one, other))
+    terms = np.stack(
+        [np.ones(len(one)), one, other, one**2, one * other, other**2], axis=1
+    )
+    found = np.inf
+    for _ in range(curves):
+        five = terms[rng.permutation(len(terms))[:5]]
+        off = np.abs(terms @ np.linalg.svd(five)[2][-1]) > 1e-9
+        if off.any():
+            found = min(found, off.sum())
+    return found
 
 
 def count_vectors(levels, count, total, squares, most=10_000):

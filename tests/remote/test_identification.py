@@ -294,6 +294,18 @@ def test_no_row_follows_from_the_sums_of_whole_numbers_of_a_small_range(unit):
         assert shown(told, "number").equals(told)
 
 
+def test_two_results_that_are_one_number_make_a_small_range_no_larger():
+    """Before, 0.1 * 3 beside 0.3 made numbers of one decimal as good as any, so that they
+    were told; or a column ended in a division by zero.
+    """
+    for more in ([0.3], [0.3, 0.1 * 7], []):
+        cells = pl.Series([*(0.1 * number for number in range(1, 9)), *more])
+        assert shown(cells, "number").n_unique() <= 2
+    calculated = pl.Series([57.33, 57.330000000000005, *np.arange(50, 85.2, 0.1)])
+    assert len(shown(calculated, "number")) == len(calculated)
+    assert shown(pl.Series([1.0] * 9 + [1 + 2e-16] * 4), "number").n_unique() == 1
+
+
 def test_numbers_that_could_be_many_others_are_told_as_they_are():
     rng = np.random.default_rng(0)
     for cells in (
@@ -319,6 +331,42 @@ def test_no_count_follows_from_three_answers_that_agree_in_few_rows(turned):
         if turned is not None:
             columns[turned] = 1 - columns[turned]
         assert all(kept_of(columns)) == is_kept
+
+
+def test_no_count_follows_from_some_categories_and_two_answers_that_agree_in_few_rows():
+    """Before, as only single categories were looked at: of four wards two are a group."""
+    for few, is_kept in ((0, True), (1, False), (4, False), (10, True)):
+        rows = list[tuple[str, float, float]]()
+        for ward, ill, old in np.ndindex(4, 2, 2):
+            agree = ill == old == (ward < 2)
+            count = 12 * (not agree) + few * (agree and ward == 0)
+            rows += [(f"w{ward}", float(ill), float(old))] * count
+        ward, ill, old = zip(*rows, strict=True)
+        told = [pl.Series(ward), pl.Series(ill), pl.Series(old)]
+        assert all(multipliable(told, ["category", "boolean", "boolean"])) == is_kept
+
+
+@pytest.mark.parametrize("curve", ["steps", "crossing", "square", "answer"])
+def test_no_sum_over_few_rows_follows_from_two_numbers_on_a_curve(curve):
+    """Before, of two numbers whose difference is 0 in some rows, 1 in about as many, and 2 in
+    three: its sum and the sum of its squares say that there are three. So does a column of
+    squares say by how much it is off, if it is so in few rows.
+    """
+    rng, rows = np.random.default_rng(0), 200
+    one = rng.normal(60, 12, rows).round(2)
+    answer = np.arange(rows) % 2.0
+    for few, is_kept in ((3, False), (40, True)):
+        off = np.where(np.arange(rows) < few, 1.0 + rng.random(rows) * (few > 4), 0.0)
+        other = {
+            "steps": one + answer + off,
+            "crossing": np.where(answer == 0, one, 100 - one) + 3.7 * off,
+            "square": one**2 + 37.5 * off,
+            "answer": answer,
+        }[curve]
+        this = one if curve != "answer" else 7.5 * answer + rng.normal(size=rows) * off
+        told = [pl.Series(this), pl.Series(other)]
+        kinds = ["number", "boolean" if curve == "answer" else "number"]
+        assert all(multipliable(told, kinds)) == is_kept
 
 
 @pytest.mark.parametrize("beside", [[0.0] * 50, [0.0] * 5 + [9.5] * 40, [None] * 30])
@@ -537,6 +585,26 @@ def test_the_test_sees_arithmetic():
     assert identified(lambda it: [sum(it["x"])], table, ("x",)) == []
     product = lambda it: [sum(it["x"]), it["x"][3] * it["z"][3]]  # noqa: E731
     assert identified(product, table, ("x", "z")) == [(3,)]
+
+
+def test_what_only_seems_to_follow_is_not_found():
+    """Before, the step of the differences was as long as a cell that is far from all others
+    made it, so that squares were no lines: the largest of the others, which that cell
+    becomes, seemed to follow. Nor does the largest of two that are the same to the last digit:
+    to one side it is the largest, to the other it is not.
+    """
+
+    def sums(it):
+        x = np.array(it["x"])
+        x[0] = np.clip(x[0], x[1:].min(), x[1:].max())
+        return [x.mean(), ((x - x.mean()) ** 2).sum(), ((x - 4.9) ** 2).sum()]
+
+    for far in (1.0, 46673.0):
+        table = {"x": [far, 6.38, 6.35, 2.29, 4.37, 5.63, 5.36, 4.56, 4.43, 4.85]}
+        assert identified(sums, table, ("x",), most=1) == []
+    largest = lambda it: [sum(it["x"]), max(it["x"])]  # noqa: E731
+    assert identified(largest, {"x": [2.0, 3.0, 5.0]}, ("x",)) == [(2,), (0, 1)]
+    assert identified(largest, {"x": [2.0, 5.0, 5.0]}, ("x",), most=1) == []
 
 
 TIMED = Schema(

@@ -238,6 +238,28 @@ def test_no_client_tells_of_few_outcomes(tmp_path):
     assert sum(told) == 60
 
 
+def test_of_times_only_pairs_are_measured(tmp_path):
+    """No histogram of times or risks leaves, nor a weight that needs the times at which
+    rows were censored: risk sets and weights are not known over machines.
+    """
+    text = SURVIVAL.format(hazard="discrete", preprocessing="federated")
+    rest = REST.format(model="linear")
+    path = tmp_path / "job.toml"
+    path.write_text(text + rest)
+    plan = plan_of(read_job(path))
+    assert [it.name for it in plan.metrics] == ["loss", "c_index"]
+    cells = np.ones((4, 8))
+    condensed = plan.metrics[1].condense({"events": cells, "all": cells})
+    assert {name: np.shape(it) for name, it in condensed.items()} == {
+        "ranked": (),
+        "pairs": (),
+    }
+    for metric in ("uno", "integrated_brier"):
+        path.write_text(text + rest + f'metrics = ["{metric}"]\n')
+        with pytest.raises(ValueError, match="is not defined for"):
+            plan_of(read_job(path))
+
+
 def test_survival_is_described_and_predicted(tmp_path, capsys):
     text = SURVIVAL.format(hazard="discrete", preprocessing="federated")
     clients = Clients(tmp_path, text, patients)

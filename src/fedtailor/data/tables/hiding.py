@@ -91,6 +91,12 @@ all rows is missed once in a million.
 _ON_LINE = 1e-9
 """Of the largest number: so near to a line a row is on it, but for rounding."""
 
+_MOST_UNITED, _MOST_UNIONS = 6, 400
+"""Unions of categories are looked at in columns of so many groups, up to so many unions."""
+
+_PART = 40
+"""Rows of which a curve is a curve of all rows but four, if it is one of any."""
+
 _DEPENDENT = 1e-13
 """Directions of a smaller share of the largest variance are rounding."""
 
@@ -257,6 +263,10 @@ def _unit_of(numbers: NDArray[Any]) -> float:
     """The largest unit of which all differences of numbers are multiples."""
     largest = float(np.abs(numbers).max())
     steps = np.unique(np.diff(np.sort(numbers / largest)))
+    # Two results of a calculation can be one number, but for its last digit.
+    steps = steps[steps > _UNIT]
+    if not len(steps):
+        return _UNIT * largest
     unit, span = float(steps[0]), float(steps.sum())
     for step in steps.tolist():
         while step > _UNIT:
@@ -373,7 +383,10 @@ def multipliable(
        such group leaves of another that holds it, or two that do not meet leave of all;
     3. three groups, such as three columns of yes and no, agree in 1 to 4 rows, in which all
        of them are or none is: these are counted by the products of each two; nor all but
-       one of them.
+       one of them. Several categories of a column are a group, too;
+    4. a combination of two inputs, their squares and their product is 0 in all rows but 1 to
+       4, such as of two numbers whose difference is 0 or 1 in all others, or of a number
+       and its square: it is a sum over these.
 
     What stands against it is taken out until nothing does. Which columns are kept depends
     on nothing but these cells, whatever becomes of them: two answers about the same columns
@@ -406,9 +419,13 @@ def _kept(columns: Sequence[_Column], places: Sequence[int]) -> list[int]:
     is_number = np.isin(owners, numbers) & ((x != 0) & (x != 1)).any(axis=0)
     on_lines, of_lines = _off_lines(x, owners, is_number)
     groups = [((place,), mask) for place in kept for mask in columns[place].of_groups]
-    for of_groups in _agreeing_in_few([*groups, *of_lines]):
-        if of_groups <= set(kept):
-            kept.remove(min(of_groups, key=lambda it: columns[it].least_rows))
+    unions = _unions(columns, kept)
+    for together in (
+        *_agreeing_in_few([*groups, *unions, *of_lines]),
+        *_on_curves_but_few(columns, kept),
+    ):
+        if together <= set(kept):
+            kept.remove(min(together, key=lambda it: columns[it].least_rows))
     masks = [((), np.ones(rows, np.bool_))]
     masks += [((place,), mask) for place in kept for mask in columns[place].masks]
     masks += [*on_lines, *_differences([*groups, *of_lines])]
@@ -449,6 +466,99 @@ def _differences(groups: Sequence[_Mask]) -> list[_Mask]:
             if left.any():
                 found.append((tuple({*own, *others}), left))
     return found
+
+
+def _unions(columns: Sequence[_Column], places: Sequence[int]) -> list[_Mask]:
+    """The rows of two or more groups of a column, but for those that are all others of
+    another one.
+    """
+    found = list[_Mask]()
+    for place in sorted(places, key=lambda it: len(columns[it].of_groups)):
+        masks = columns[place].of_groups
+        if not 3 < len(masks) <= _MOST_UNITED:
+            continue
+        for size in range(2, len(masks) // 2 + 1):
+            for united in combinations(masks, size):
+                if 2 * size < len(masks) or united[0] is masks[0]:
+                    found.append(((place,), np.any(united, axis=0)))
+    return found[:_MOST_UNIONS]
+
+
+def _on_curves_but_few(
+    columns: Sequence[_Column], places: Sequence[int]
+) -> list[set[int]]:
+    """The columns of each number and another column that lie on a line, two lines or another
+    curve of the second degree in all rows but 1 to 4.
+    """
+    found = list[set[int]]()
+    scaled = {it: _scaled(columns[it]) for it in places}
+    rng = np.random.default_rng(0)
+    rows = rng.permutation(len(columns[0].groups))[: MIN_ROWS * _PART]
+    for place, i in enumerate(places):
+        for j in places[:place]:
+            numbers = [it for it in (i, j) if columns[it].present is not None]
+            if (
+                not numbers
+                or columns[i + j - numbers[0]].inputs.shape[1] > _MOST_UNITED
+            ):
+                continue
+            squares = np.stack([scaled[it][:, -1] ** 2 for it in numbers], axis=1)
+            inputs = scaled[i], scaled[j], squares
+            part = _terms(*(it[rows] for it in inputs))
+            # Mostly there is no such curve in any of five parts.
+            if all(_rank(part[it::MIN_ROWS])[0] for it in range(MIN_ROWS)):
+                continue
+            if _vanishes_but_for_few(_terms(*inputs)):
+                found.append({i, j})
+    return found
+
+
+def _scaled(column: _Column) -> Float[NDArray, "rows inputs"]:
+    """Inputs that do not follow from others, as deviations between -1 and 1."""
+    x = column.inputs if column.present is not None else column.inputs[:, 1:]
+    deviations = x - x.mean(axis=0)
+    size = np.abs(deviations).max(axis=0, initial=0)
+    return deviations[:, size > 0] / size[size > 0]
+
+
+def _terms(
+    one: Float[NDArray, "rows inputs"],
+    other: Float[NDArray, "rows others"],
+    squares: Float[NDArray, "rows numbers"],
+) -> Float[NDArray, "rows terms"]:
+    """What products of two columns are sums of: a combination of it is a curve."""
+    products = (one[:, :, None] * other[:, None]).reshape(len(one), -1)
+    return np.hstack([np.ones((len(one), 1)), one, other, products, squares])
+
+
+def _rank(
+    terms: Float[NDArray, "rows terms"],
+) -> tuple[bool, Float[NDArray, "terms vanishing"]]:
+    """Whether no combination of terms vanishes, and all that do."""
+    _, sizes, directions = np.linalg.svd(terms)
+    rank = int((sizes > _ON_LINE * sizes[0]).sum())
+    return rank == terms.shape[1], directions[rank:].T
+
+
+def _vanishes_but_for_few(terms: Float[NDArray, "rows terms"]) -> bool:
+    """Whether a combination of terms is 0 in all rows but 1 to 4.
+
+    Of five parts of the rows in which one is not 0, there is one in which it always is. So
+    it is one of the combinations that vanish in this part, which are fewer.
+    """
+    off = np.abs(terms).max(axis=1, initial=0) > 10 * _ON_LINE
+    if not off.any():
+        return False
+    if off.sum() < MIN_ROWS:
+        return True
+    if terms.shape[1] == 1:
+        return False
+    rows = np.random.default_rng(0).permutation(np.flatnonzero(off))
+    for start in range(MIN_ROWS):
+        is_full, vanishing = _rank(terms[rows[start::MIN_ROWS][:_PART]])
+        if not is_full and _vanishes_but_for_few(terms @ vanishing):
+            return True
+    return False
 
 
 def _agreeing_in_few(groups: Sequence[_Mask]) -> list[set[int]]:

@@ -29,7 +29,7 @@ from measuring import cores, load, machine, ratio, show, take_turns
 from pytorch_loop import network, to_torch
 from rich.console import Console
 from rich.table import Table
-from rounds import CAREFUL_LR, LR, TOLERANCE, batch_orders, start
+from rounds import CAREFUL_LR, LR, batch_orders, start
 from torch.nn.utils import vector_to_parameters
 from workers.worker import Task
 
@@ -318,7 +318,7 @@ class Worker:
             np.linalg.norm(theirs - model.numpy())
             / np.linalg.norm(model.numpy() - before)
         )
-        if not found < TOLERANCE:
+        if not found < Cell.tolerance:
             raise SystemExit(
                 f"{self.contender}: its model differs by {found:.1e} of the way that"
                 " training moved ours"

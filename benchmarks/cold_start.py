@@ -222,14 +222,14 @@ class Compiling:
         self.count = 0
         self._spans: list[tuple[str, float, float]] = []
 
-    def listen(self, event: str, seconds: float, **about: Any) -> None:
+    def listen(self, event: str, duration_secs: float, **about: Any) -> None:
         if event not in KINDS:
             return
         end = time.perf_counter()
-        self._spans.append((event, end - seconds, end))
+        self._spans.append((event, end - duration_secs, end))
         if event == XLA:
             self.count += 1
-            self.programs[str(about.get("fun_name"))] += seconds
+            self.programs[str(about.get("fun_name"))] += duration_secs
 
     def shares(self) -> dict[str, float]:
         """Seconds of a clock by kind. Functions are traced inside of others, and small

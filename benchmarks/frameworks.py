@@ -56,6 +56,8 @@ FRAMEWORKS = {
     "pfl": Framework("of_pfl.py", "pfl.model.pytorch", "pfl torch"),
     "flower": Framework("of_flower.py", "flwr, ray, torch", "'flwr[simulation]' torch"),
 }
+TOLERANCE = 1e-3
+"""Difference of the two models after a round, relative to how far it moved ours."""
 
 
 @dataclass(frozen=True)
@@ -318,7 +320,7 @@ class Worker:
             np.linalg.norm(theirs - model.numpy())
             / np.linalg.norm(model.numpy() - before)
         )
-        if not found < Cell.tolerance:
+        if not found < TOLERANCE:
             raise SystemExit(
                 f"{self.contender}: its model differs by {found:.1e} of the way that"
                 " training moved ours"

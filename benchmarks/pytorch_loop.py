@@ -9,6 +9,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import torch
 import torch_networks
@@ -132,7 +133,7 @@ def to_torch(cell: Cell, theta: NDArray[np.float32]) -> torch.Tensor:
     """This library's parameters theta [d] as PyTorch orders them, without the running
     statistics, which training does not read.
     """
-    found = jax.tree.leaves_with_path(cell.model.params(theta))
+    found = jax.tree.leaves_with_path(cell.model.params(jnp.asarray(theta)))
     leaves = [
         leaf for path, leaf in found if "running_" not in jax.tree_util.keystr(path)
     ]

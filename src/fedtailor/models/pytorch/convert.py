@@ -110,7 +110,7 @@ def _shapes_of_first_steps() -> Iterator[list[Any]]:
     """
     layers: list[Any] = []
     decompositions: Any = import_module("torch._decomp.decompositions")
-    run_layers = getattr(decompositions, "_rnn_helper", None)
+    run_layers: Any = getattr(decompositions, "_rnn_helper", None)
 
     def of_first_step(layer: Any) -> Any:
         def run(x: Any, *args: Any, **kwargs: Any) -> Any:

@@ -45,6 +45,10 @@ TESTED = {
             "test_two_results_that_are_one_number_make_a_small_range_no_larger",
             "test_no_count_follows_from_numbers_of_few_levels_and_an_answer",
         ),
+        "then two more, mended too": (
+            "test_no_count_follows_from_numbers_of_few_levels_and_an_answer",
+            "test_no_sum_over_few_rows_follows_from_a_product_of_two_columns",
+        ),
         "prints this table": (
             "test_the_table_in_the_documentation_is_the_one_that_is_printed",
         ),
@@ -270,6 +274,7 @@ TESTED = {
             "test_no_count_follows_from_numbers_of_few_levels_and_an_answer",
             "test_no_count_follows_from_two_numbers_of_few_levels_that_rise_together",
             "test_no_count_follows_from_many_categories_that_lack_a_number_each",
+            "test_no_sum_over_few_rows_follows_from_a_product_of_two_columns",
         ),
         "Columns of more than 50 categories": (
             "test_columns_of_more_than_50_categories_are_in_no_product",

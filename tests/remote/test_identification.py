@@ -401,6 +401,24 @@ def test_no_count_follows_from_many_categories_that_lack_a_number_each():
         assert all(multipliable(told, ["category", "number"])) == is_kept
 
 
+@pytest.mark.parametrize("kind", ["number", "boolean"])
+def test_no_sum_over_few_rows_follows_from_a_product_of_two_columns(kind):
+    """Before, of a price, visits and a cost that is their product but in few rows (or of
+    a price and who pays it): the sum of products is that of costs, but for these rows.
+    """
+    rng, rows = np.random.default_rng(0), 200
+    price = rng.normal(60, 12, rows).round(2)
+    other = rng.integers(1, 6, rows) if kind == "number" else rng.random(rows) < 0.5
+    for few, is_kept in ((0, True), (1, False), (4, False), (40, True)):
+        cost = price * other + (np.arange(rows) < few) * rng.normal(9, 2, rows)
+        told = [
+            shown(pl.Series(price), "number"),
+            shown(pl.Series(other / 1), kind),
+            shown(pl.Series(cost), "number"),
+        ]
+        assert all(multipliable(told, ["number", kind, "number"])) == is_kept
+
+
 def test_columns_of_more_than_50_categories_are_in_no_product():
     for categories, is_kept in ((50, True), (51, False)):
         ward = pl.Series(np.repeat([f"w{it}" for it in range(categories)], 6))

@@ -11,7 +11,7 @@ products lead to no group of few rows.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
@@ -73,6 +73,9 @@ number are looked at.
 _MOST_GROUPS = 50
 """A column of more categories is not multiplied, as this would take too long to check."""
 
+_MOST_NARROW = 100
+"""Products of more numbers and answers are not sent (`MAX_DECORRELATED_INPUTS`)."""
+
 _MOST_LEVELS = 22
 """So many of the most frequent numbers of a column are told by a histogram of 20 bins, mean
 and squares.
@@ -101,6 +104,9 @@ _MOST_UNITED, _MOST_UNIONS = 6, 400
 
 _PART = 40
 """Rows of which a curve is a curve of all rows but four, if it is one of any."""
+
+_CLEARLY = 1e-12
+"""No direction vanishes if all squared sizes are a larger share of the largest one."""
 
 _DEPENDENT = 1e-13
 """Directions of a smaller share of the largest variance are rounding."""
@@ -392,7 +398,8 @@ def multipliable(
     4. a combination of the inputs of two columns, their squares and products, and of how
        many rows have each frequent number, is 0 in all rows but 1 to 4, such as of two
        numbers whose difference is 0 or 1 in all others, of a number and its square, or of a
-       score and an answer that is yes from 5 on: it is a sum over these.
+       score and an answer that is yes from 5 on: it is a sum over these. Nor of three
+       numbers or answers, of which one is the product of two others.
 
     What stands against it is taken out until nothing does. Which columns are kept depends
     on nothing but these cells, whatever becomes of them: two answers about the same columns
@@ -493,30 +500,44 @@ def _unions(columns: Sequence[_Column], places: Sequence[int]) -> list[_Mask]:
 def _on_curves_but_few(
     columns: Sequence[_Column], places: Sequence[int]
 ) -> list[set[int]]:
-    """The columns of each number and another column of which a combination of what is told
-    together is 0 in all rows but 1 to 4: on a line, two lines or another curve of the second
-    degree, which may be another one for each number that many rows share.
+    """The columns of each number and one or two others of which a combination of what is
+    told together is 0 in all rows but 1 to 4: on a line, two lines or another curve of the
+    second degree. Of two columns it may be another one for each number that many rows share.
     """
     found = list[set[int]]()
     factors = {it: _Factor.of(columns[it]) for it in places}
+    narrow = [it for it in places if factors[it].x.shape[1] <= 2]
+    # Of more columns no products are sent.
+    triples = combinations(narrow if len(narrow) <= _MOST_NARROW else (), 3)
     rng = np.random.default_rng(0)
     sample = rng.permutation(len(columns[0].groups))[: MIN_ROWS * _PART]
-    for place, i in enumerate(places):
-        for j in places[:place]:
-            if columns[i].present is None and columns[j].present is None:
+    sample = sample[: len(sample) // MIN_ROWS * MIN_ROWS]
+    for of in (*combinations(places, 2), *triples):
+        if all(columns[it].present is None for it in of):
+            continue
+        if any(it <= set(of) for it in found):
+            continue
+        these = [factors[it] for it in of]
+        if len(of) > 2:
+            these = [replace(it, beside=it.beside[:, :1]) for it in these]
+        part = _terms(these, sample)
+        # Mostly there is no such curve in any of five parts.
+        parts = part.reshape(-1, MIN_ROWS, part.shape[1]).swapaxes(0, 1)
+        if len(sample) >= MIN_ROWS * part.shape[1]:
+            squares = np.linalg.eigvalsh(parts.swapaxes(1, 2) @ parts)
+            if (squares[:, 0] > _CLEARLY * squares[:, -1]).all():
                 continue
-            one, other = factors[i], factors[j]
-            part = _terms(one, other, sample)
-            # Mostly there is no such curve in any of five parts.
-            if all(_rank(part[it::MIN_ROWS])[0] for it in range(MIN_ROWS)):
-                continue
-            together = one.codes * (other.codes.max() + 1) + other.codes
-            _, first, rows = np.unique(together, return_index=True, return_counts=True)
-            terms, is_few = _terms(one, other, first), rows < MIN_ROWS
-            # It is 0 wherever five rows are the same.
-            left = terms[is_few] @ _rank(terms[~is_few])[1]
-            if _vanishes_but_for_few(np.repeat(left, rows[is_few], axis=0)):
-                found.append({i, j})
+        together = these[0].codes
+        for it in these[1:]:
+            together = together * (it.codes.max() + 1) + it.codes
+            _, first, together, rows = np.unique(
+                together, return_index=True, return_inverse=True, return_counts=True
+            )
+        terms, is_few = _terms(these, first), rows < MIN_ROWS
+        # It is 0 wherever five rows are the same.
+        left = terms[is_few] @ _rank(terms[~is_few])[1]
+        if _vanishes_but_for_few(np.repeat(left, rows[is_few], axis=0)):
+            found.append(set(of))
     return found
 
 
@@ -554,13 +575,17 @@ class _Factor:
 
 
 def _terms(
-    one: _Factor, other: _Factor, rows: Int64[NDArray, " some"]
+    factors: Sequence[_Factor], rows: Int64[NDArray, " some"]
 ) -> Float[NDArray, "some terms"]:
     """Of some rows, all of which sums are told: a combination of it is a curve."""
-    x, y = one.x[rows], other.x[rows]
-    products = (x[:, :, None] * y[:, None]).reshape(len(x), -1)
-    beside = one.beside[rows], other.beside[rows]
-    return np.hstack([np.ones((len(x), 1)), x, y, products, *beside])
+    terms = [np.ones((len(rows), 1))]
+    for place, one in enumerate(factors):
+        x = one.x[rows]
+        terms += [x, one.beside[rows]]
+        for other in factors[:place]:
+            products = x[:, :, None] * other.x[rows][:, None]
+            terms.append(products.reshape(len(rows), -1))
+    return np.hstack(terms)
 
 
 def _rank(
@@ -585,6 +610,11 @@ def _vanishes_but_for_few(terms: Float[NDArray, "rows terms"]) -> bool:
     if off.sum() < MIN_ROWS:
         return True
     if terms.shape[1] == 1:
+        return False
+    # A quarter of its square or more is on one row, whose leverage is as much.
+    basis, sizes, _ = np.linalg.svd(terms[off], full_matrices=False)
+    leverage = (basis[:, sizes > _ON_LINE * sizes[0]] ** 2).sum(axis=1)
+    if leverage.max() < 0.9 / (MIN_ROWS - 1):
         return False
     rows = np.random.default_rng(0).permutation(np.flatnonzero(off))
     for start in range(MIN_ROWS):

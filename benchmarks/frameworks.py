@@ -29,7 +29,7 @@ from measuring import cores, load, machine, ratio, show, take_turns
 from pytorch_loop import network, to_torch
 from rich.console import Console
 from rich.table import Table
-from rounds import CAREFUL_LR, LR, TOLERANCE, batch_orders, start
+from rounds import CAREFUL_LR, LR, batch_orders, start
 from torch.nn.utils import vector_to_parameters
 from workers.worker import Task
 
@@ -56,6 +56,8 @@ FRAMEWORKS = {
     "pfl": Framework("of_pfl.py", "pfl.model.pytorch", "pfl torch"),
     "flower": Framework("of_flower.py", "flwr, ray, torch", "'flwr[simulation]' torch"),
 }
+TOLERANCE = 1e-3
+"""Difference of the two models after a round, relative to how far it moved ours."""
 
 
 @dataclass(frozen=True)

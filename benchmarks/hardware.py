@@ -13,12 +13,15 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import torch
 from cells import CELLS, Cell, add_cells_argument
 from jax.sharding import NamedSharding, PartitionSpec
 from measuring import load, machine, show, take_turns
 from ours import rounds_of
+from pytorch_loop import network
 from rich.console import Console
 from rich.table import Table
+from torch.utils.flop_counter import FlopCounterMode
 
 from fedtailor.algorithms import FedAvg
 from fedtailor.engine.executors import Settings
@@ -83,17 +86,17 @@ def _product(x: jax.Array) -> jax.Array:
 
 
 def gradient_flops(cell: Cell) -> int:
-    """Floating-point operations of the products in one example's gradient."""
-    side, total = cell.input_shape[0], 0
-    for leaf in jax.tree.leaves(cell.model.params(cell.model.init(jax.random.key(0)))):
-        products = 3 if total else 2  # the first layer needs no gradient by its input
-        if leaf.ndim == 2:
-            total += products * 2 * leaf.size
-        if leaf.ndim == 4:  # a convolution without padding, and 2x2 pooling after it
-            side -= leaf.shape[0] - 1
-            total += products * 2 * leaf.size * side * side
-            side //= 2
-    return total
+    """Floating-point operations of the products in one example's gradient, as PyTorch
+    counts those of the same network.
+    """
+    examples = 2  # of one, batch normalisation has no variance
+    height, *others = cell.input_shape
+    shape = (others[-1], height, height) if others else (height,)
+    loss = torch.nn.CrossEntropyLoss()
+    with FlopCounterMode(display=False) as counter:
+        outputs = network(cell)(torch.zeros(examples, *shape))
+        loss(outputs, torch.zeros(examples, dtype=torch.long)).backward()
+    return counter.get_total_flops() // examples
 
 
 if __name__ == "__main__":

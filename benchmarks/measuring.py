@@ -109,6 +109,31 @@ def show(
     (MEASURED / f"{name}.json").write_text(text, "utf-8")
 
 
+class Results:
+    """Results in a file that are written one by one, so that a second call of a benchmark
+    goes on where the first one was ended.
+
+    Args:
+        path: of the file; None = nothing is kept.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        self.found: dict[str, Any] = {}
+        if path is not None and path.exists():
+            self.found = json.loads(path.read_text("utf-8"))
+
+    def of(self, name: str, measure: Callable[[], Any]) -> Any:
+        """The result of this name, which `measure` makes if it is not there."""
+        if name not in self.found:
+            self.found[name] = measure()
+            if self.path is not None:
+                unfinished = self.path.with_suffix(".part")
+                unfinished.write_text(json.dumps(self.found, indent=1), "utf-8")
+                unfinished.replace(self.path)
+        return self.found[name]
+
+
 def _commit() -> str:
     """The commit that stands here, with "+" if files differ from it."""
     git = ["git", "-C", str(MEASURED.parent)]

@@ -3,19 +3,24 @@ process or in several.
 """
 
 import math
-from collections.abc import Callable, Iterator
-from itertools import pairwise
+from collections.abc import Callable
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import torch
-from cells import CLASSES, Cell
+import torch_networks
+from cells import Cell
 from numpy.typing import NDArray
 from torch import nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
+from torch_networks import cnn_5x5, dense, lenet5
+
+from fedtailor.models.cnn_5x5 import CNN5x5
+from fedtailor.models.resnet18 import ResNet18
 
 Order = Callable[[int], NDArray[np.int64]]
 """The order in which a client visits its samples."""
@@ -109,51 +114,33 @@ def _serve(cell: Cell, clients: range, lr: float, pipe: Connection) -> None:
         pipe.send(loop.round(torch.from_numpy(theta)).numpy())
 
 
-def network(cell: Cell) -> nn.Sequential:
+def network(cell: Cell) -> nn.Module:
     """The cell's model in PyTorch's own layers and layouts."""
-    if not cell.name.startswith(("lenet", "cifar")):
-        hidden = getattr(cell.architecture, "hidden", ())
-        widths = (math.prod(cell.input_shape), *hidden, CLASSES)
-        return nn.Sequential(nn.Flatten(), *_dense(widths))
-    pool = (
-        nn.AvgPool2d
-        if getattr(cell.architecture, "pool", "") == "average"
-        else nn.MaxPool2d
-    )
-    height, _, channels = cell.input_shape
-    side = ((height - 4) // 2 - 4) // 2
-    return nn.Sequential(
-        nn.Conv2d(channels, 6, 5),
-        nn.ReLU(),
-        pool(2),
-        nn.Conv2d(6, 16, 5),
-        nn.ReLU(),
-        pool(2),
-        nn.Flatten(),
-        *_dense((16 * side * side, 120, 84, CLASSES)),
-    )
-
-
-def _dense(widths: tuple[int, ...]) -> Iterator[nn.Module]:
-    for index, (inputs, outputs) in enumerate(pairwise(widths)):
-        if index:
-            yield nn.ReLU()
-        yield nn.Linear(inputs, outputs)
+    architecture, shape = cell.architecture, cell.input_shape
+    if isinstance(architecture, CNN5x5):
+        return cnn_5x5(shape[-1], shape[0], cell.classes)
+    if isinstance(architecture, ResNet18):
+        return torch_networks.ResNet18(cell.classes)
+    pool = getattr(architecture, "pool", "")
+    if not pool:
+        widths = (math.prod(shape), *getattr(architecture, "hidden", ()), cell.classes)
+        return nn.Sequential(nn.Flatten(), *dense(widths))
+    layer = nn.AvgPool2d if pool == "average" else nn.MaxPool2d
+    return lenet5(shape[-1], shape[0], cell.classes, layer)
 
 
 def to_torch(cell: Cell, theta: NDArray[np.float32]) -> torch.Tensor:
-    """This library's parameters theta [d] as PyTorch orders them."""
-    leaves, parameters = (
-        jax.tree.leaves(cell.model.params(theta)),
-        network(cell).parameters(),
-    )
-    pairs = zip(leaves, parameters, strict=True)
-    return torch.cat(
-        [
-            _torch_layout(np.asarray(leaf), tuple(like.shape)).reshape(-1)
-            for leaf, like in pairs
-        ]
-    )
+    """This library's parameters theta [d] as PyTorch orders them, without the running
+    statistics, which training does not read.
+    """
+    found = jax.tree.leaves_with_path(cell.model.params(jnp.asarray(theta)))
+    leaves = [
+        leaf for path, leaf in found if "running_" not in jax.tree_util.keystr(path)
+    ]
+    vectors = []
+    for leaf, like in zip(leaves, network(cell).parameters(), strict=True):
+        vectors.append(_torch_layout(np.asarray(leaf), tuple(like.shape)).reshape(-1))
+    return torch.cat(vectors)
 
 
 def _torch_layout(leaf: NDArray[np.float32], shape: tuple[int, ...]) -> torch.Tensor:

@@ -34,10 +34,6 @@ CAREFUL_LR = 0.01
 """Learning rate for the comparison of results: small steps, so that rounding errors do
 not grow along the way.
 """
-TOLERANCE = 1e-3
-"""Difference of the two averages after a round, relative to how far the round moved the
-model.
-"""
 
 
 def main() -> None:
@@ -164,7 +160,7 @@ def disagreement(cell: Cell, device: str = "cpu") -> float:
     loop = Loop(cell, range(len(cell.sizes)), CAREFUL_LR, device)
     theirs = loop.round(before.to(device), orders.__getitem__).cpu()
     difference = float((ours - theirs).norm() / (theirs - before).norm())
-    if not difference < TOLERANCE:
+    if not difference < cell.tolerance:
         raise SystemExit(
             f"{cell.name}: the two models differ by {difference:.1e} of the way that"
             " training moved them"

@@ -155,7 +155,7 @@ def perplexity(name):
 before = np.array([perplexity(name) for name in roles.names])
 print(f"the base    perplexity {before.mean():.2f}")
 place = np.arange(len(roles))
-plt.barh(place - 0.1, before, 0.1, label="the base")
+plt.plot(before, place, "k|", markersize=14, label="the base")
 alone = None
 for number, (name, (method, model)) in enumerate(methods.items()):
     runs = {}
@@ -174,9 +174,10 @@ for number, (name, (method, model)) in enumerate(methods.items()):
         f" {gains.mean():+.2f} ({gains.mean() - width:+.2f} to {gains.mean() + width:+.2f}),"
         f" {run.summary().bytes_up / len(roles) / ROUNDS / 1024:.0f} KiB up a round"
     )
-    plt.barh(place + 0.1 * number, found, 0.1, label=name)
+    plt.plot(found, place + 0.08 * (number - 3), "o", markersize=5, label=name)
 print(f"trained: {run.model.size:,} numbers beside {run.model.frozen.size:,} frozen")
-plt.yticks(place + 0.25, roles.names)
+plt.yticks(place, roles.names)
+plt.grid(axis="y", alpha=0.3)
 plt.xlabel("perplexity of the next character")
 plt.legend(loc="lower center", bbox_to_anchor=(0.4, 1), ncol=3)
 plt.tight_layout()

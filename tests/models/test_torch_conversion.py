@@ -540,3 +540,33 @@ def test_dropout_and_noise_draw_anew_in_every_step():
     one, two = (model.logits(theta, x, jax.random.key(key)) for key in (0, 1))
     assert not np.allclose(one, two)
     np.testing.assert_array_equal(model.logits(theta, x), model.logits(theta, x))
+
+
+def test_shapes_of_a_recurrent_layer_do_not_take_a_pass_over_its_sequence(monkeypatch):
+    """PyTorch traces all steps of a layer to find them, in each of four passes."""
+    import torch._decomp.decompositions as decompositions
+
+    calls = []
+    cell = decompositions.lstm_cell
+
+    def counted(*args, **kwargs):
+        calls.append(cell)
+        return cell(*args, **kwargs)
+
+    monkeypatch.setattr(decompositions, "lstm_cell", counted)
+
+    class Last(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lstm = nn.LSTM(2, 3, batch_first=True)
+
+        def forward(self, x):
+            return self.lstm(x)[0][:, -1]
+
+    def converted(length):
+        calls.clear()
+        example = torch.zeros(1, length, 2)
+        models.from_torch(Last(), example, check=False)
+        return len(calls)
+
+    assert converted(3) == converted(6) > 0

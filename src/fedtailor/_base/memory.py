@@ -11,16 +11,12 @@ from pathlib import Path
 import jax
 
 from fedtailor._base.choice import require
-from fedtailor._base.xla_flags import add_flags
+from fedtailor._base.xla_flags import FIRST_JAX_WITHOUT_OLD_EMITTERS, add_flags
 
 _FLAGS = {
     "xla_cpu_use_fusion_emitters": "false",
     "xla_cpu_parallel_codegen_split_count": "1",
 }
-_FIRST_JAX_WITHOUT_FLAGS = (0, 11)
-"""From this release of JAX on the flags are not set: XLA aborts the process at a flag
-that it does not know.
-"""
 
 _ARENA_MAX, _MMAP_THRESHOLD = -8, -3
 """Names of glibc's options, from its malloc.h."""
@@ -108,5 +104,5 @@ def save_memory() -> None:
             set_option = ctypes.CDLL(None).mallopt
             set_option(_ARENA_MAX, 1)
             set_option(_MMAP_THRESHOLD, 128 * 1024)
-    if jax.__version_info__ < _FIRST_JAX_WITHOUT_FLAGS:
+    if jax.__version_info__ < FIRST_JAX_WITHOUT_OLD_EMITTERS:
         add_flags(_FLAGS)

@@ -12,6 +12,11 @@ _NO_WAIT_IS_TOO_LONG = {
     "xla_cpu_collective_call_terminate_timeout_seconds": "100000000",
 }
 
+FIRST_JAX_WITHOUT_OLD_EMITTERS = (0, 11)
+"""From this release of JAX on, the older of XLA's two emitters of CPU kernels is not asked
+for: XLA aborts the process at a flag that it does not know.
+"""
+
 
 def add_flags(flags: Mapping[str, str]) -> None:
     """Add flags, by their names, to `XLA_FLAGS`; those that the user has set stay."""

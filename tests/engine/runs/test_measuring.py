@@ -14,6 +14,7 @@ from fedtailor.engine.runs import run, simulate
 from fedtailor.engine.runs.baseline import baseline
 from fedtailor.engine.storage.run_files import BASELINE, MANIFEST, ROWS
 from fedtailor.engine.training import EarlyStopping
+from fedtailor.models import Model
 from fedtailor.models.metrics import find_metrics
 from fedtailor.protocol import SGD
 
@@ -317,3 +318,20 @@ def test_a_training_by_hand_measures_the_same(table):
     training.evaluate()
     expected = run(METHOD, table, MODEL, 1)
     assert training.metrics.frame(table.names).equals(expected.frame())
+
+
+def test_an_evaluation_of_small_clients_computes_no_block_of_padding(monkeypatch):
+    """30 samples at most: 32 rows, where a client's own passes take 128."""
+    rows = []
+    logits = Model.logits
+
+    def counted(model, params, x):
+        rows.append(len(x))
+        return logits(model, params, x)
+
+    monkeypatch.setattr(Model, "logits", counted)
+    x = np.random.default_rng(0).normal(size=(40, 5)).astype(np.float32)
+    splits = [Ragged.of([part]) for part in np.split(np.arange(40), [30, 34])]
+    federation = Federation(x, np.arange(40) % 2, *splits, ("a",), classes=2)
+    simulate(METHOD, federation, MODEL).evaluate()
+    assert set(rows) == {32}

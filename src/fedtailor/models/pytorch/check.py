@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtailor._base.xla_flags import FIRST_JAX_WITHOUT_OLD_EMITTERS
 from fedtailor.models.inputs import Inputs
 from fedtailor.models.pytorch.operations import Context, Unsupported
 from fedtailor.models.pytorch.optional import Tensor, TorchModuleType, pytorch
@@ -22,6 +23,10 @@ TOLERANCE = 1e-5
 """The largest difference that is accepted, relative to the largest entry of PyTorch's
 array.
 """
+QUICK_TO_COMPILE: dict[str, Any] = {"xla_backend_optimization_level": 0}
+"""XLA's options for a program that runs once."""
+if jax.__version_info__ < FIRST_JAX_WITHOUT_OLD_EMITTERS:
+    QUICK_TO_COMPILE |= {"xla_cpu_use_fusion_emitters": False}
 BATCH, PADDING = 4, 2
 """Examples of the comparison, and of padding after them."""
 
@@ -240,7 +245,8 @@ def _run_jax(
 
     try:
         (value, (outputs, new_statistics)), gradient = jax.jit(
-            jax.value_and_grad(loss, has_aux=True)
+            jax.value_and_grad(loss, has_aux=True),
+            compiler_options=QUICK_TO_COMPILE,
         )(network)
     except (TypeError, ValueError, NotImplementedError) as error:
         if isinstance(error, Unsupported):

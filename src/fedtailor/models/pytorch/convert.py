@@ -2,7 +2,9 @@
 
 import traceback
 import warnings
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +71,10 @@ def export_program(module: TorchModuleType, example: Tensor, training: bool) -> 
             return program.run_decompositions({})
 
     try:
-        return export_program(strict=False)
+        with _shapes_of_first_steps() as layers:
+            program = export_program(strict=False)
+        kept = any(name_of(node) in RECURRENT for node in program.graph.nodes)
+        return program if kept or not layers else export_program(strict=False)
     except Unsupported:
         raise
     except Exception as error:  # PyTorch raises many kinds, with pages of advice
@@ -91,6 +96,44 @@ def export_program(module: TorchModuleType, example: Tensor, training: bool) -> 
             "its code works for one size of batch only: it loops over examples, say, or"
             " has a number instead of x.shape[0]"
         ) from None
+
+
+@contextmanager
+def _shapes_of_first_steps() -> Iterator[list[Any]]:
+    """Inside, PyTorch finds the shapes of what a recurrent layer gives from the first step
+    of its loop over time. It would trace all steps, four times for a module, which takes
+    most of the time of its conversion.
+
+    Yields:
+        The layers that were shortened. A program is right only if it has them, not their
+        steps.
+    """
+    layers: list[Any] = []
+    decompositions: Any = import_module("torch._decomp.decompositions")
+    run_layers: Any = getattr(decompositions, "_rnn_helper", None)
+
+    def of_first_step(layer: Any) -> Any:
+        def run(x: Any, *args: Any, **kwargs: Any) -> Any:
+            if x.dim() != 3:  # packed sequences are [steps and examples, inputs]
+                return layer(x, *args, **kwargs)
+            layers.append(layer)
+            outputs, states = layer(x[:1], *args, **kwargs)
+            return pytorch().cat([outputs] * int(x.shape[0])), states
+
+        return run
+
+    def run_first_steps(*args: Any) -> Any:
+        *others, layer = args
+        return run_layers(*others, of_first_step(layer))
+
+    if run_layers is None:  # another release of PyTorch
+        yield layers
+        return
+    decompositions._rnn_helper = run_first_steps
+    try:
+        yield layers
+    finally:
+        decompositions._rnn_helper = run_layers
 
 
 def _place(error: Exception) -> str:

@@ -518,7 +518,9 @@ def _on_curves_but_few(
         if any(it <= set(of) for it in found):
             continue
         these = [factors[it] for it in of]
-        if len(of) > 2:
+        numbers = [it for it in of if columns[it].present is not None]
+        are_levels = all(factors[it].are_levels for it in numbers)
+        if len(of) > 2 or (len(numbers) > 1 and not are_levels):
             these = [replace(it, beside=it.beside[:, :1]) for it in these]
         part = _terms(these, sample)
         # Mostly there is no such curve in any of five parts.
@@ -530,9 +532,8 @@ def _on_curves_but_few(
         together = these[0].codes
         for it in these[1:]:
             together = together * (it.codes.max() + 1) + it.codes
-            _, first, together, rows = np.unique(
-                together, return_index=True, return_inverse=True, return_counts=True
-            )
+            together = np.unique(together, return_inverse=True)[1].astype(np.int64)
+        _, first, rows = np.unique(together, return_index=True, return_counts=True)
         terms, is_few = _terms(these, first), rows < MIN_ROWS
         # It is 0 wherever five rows are the same.
         left = terms[is_few] @ _rank(terms[~is_few])[1]
@@ -550,11 +551,13 @@ class _Factor:
         beside: [rows, m] squares of a number, and whether it is one that many rows share,
             as histograms count these.
         codes: [rows] of rows with the same cell, the same number.
+        are_levels: whether half of the rows or more have a number that is in `beside`.
     """
 
     x: Float[NDArray, "rows k"]
     beside: Float[NDArray, "rows m"]
     codes: Int64[NDArray, " rows"]
+    are_levels: bool = False
 
     @staticmethod
     def of(column: _Column) -> "_Factor":
@@ -571,7 +574,8 @@ class _Factor:
         often = np.argsort(-rows, kind="stable")[:_MOST_LEVELS]
         is_level = codes[:, None] == often[rows[often] >= MIN_ROWS]
         beside = np.hstack([x[:, -1:] ** 2, is_level.astype(float)])
-        return _Factor(x, beside, codes.astype(np.int64))
+        are_levels = bool(2 * is_level.sum() >= column.present.sum())
+        return _Factor(x, beside, codes.astype(np.int64), are_levels)
 
 
 def _terms(

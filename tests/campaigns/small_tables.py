@@ -24,6 +24,7 @@ from fedtailor.remote.job.agreement import check_column_sums
 from fedtailor.remote.job.job import Schema
 from fedtailor.remote.job.statistics import ClientTable, Statistics
 from remote.identification import (
+    fewest_of_a_level,
     fewest_off_a_curve,
     identified,
     real_numbers,
@@ -170,6 +171,19 @@ class SmallTables:
         ]
         count = smallest_agreement(groups)
         assert count >= MIN_ROWS, f"groups agree in {count} rows"
+
+    def small_scores(self, rng: np.random.Generator) -> None:
+        """A score, and an answer that follows from it but for few rows."""
+        levels = int(rng.integers(3, 6))
+        score = np.repeat(np.arange(float(levels)), rng.integers(6, 12, levels))
+        few = rng.permutation(len(score)) < rng.choice([0, 1, 2, 4, 8])
+        late = (score >= rng.integers(1, levels)) ^ few
+        told = [shown(pl.Series(score), "number")]
+        told += [shown(pl.Series(late.astype(float)), "boolean")]
+        if all(multipliable(told, ["number", "boolean"])):
+            self.answered["scores"] += 1
+            count = fewest_of_a_level(told[0].to_numpy(), told[1].to_numpy())
+            assert count >= MIN_ROWS, f"{count} rows of a score have an answer"
 
     def stop(self) -> None:
         """Nothing is kept."""

@@ -43,6 +43,11 @@ TESTED = {
             "test_no_sum_over_few_rows_follows_from_two_numbers_on_a_curve",
             "test_no_count_follows_from_some_categories_and_two_answers_that_agree_in_few_rows",
             "test_two_results_that_are_one_number_make_a_small_range_no_larger",
+            "test_no_count_follows_from_numbers_of_few_levels_and_an_answer",
+        ),
+        "then two more, mended too": (
+            "test_no_count_follows_from_numbers_of_few_levels_and_an_answer",
+            "test_no_sum_over_few_rows_follows_from_a_product_of_two_columns",
         ),
         "prints this table": (
             "test_the_table_in_the_documentation_is_the_one_that_is_printed",
@@ -266,6 +271,13 @@ TESTED = {
             "test_no_count_follows_from_three_answers_that_agree_in_few_rows",
             "test_no_count_follows_from_some_categories_and_two_answers_that_agree_in_few_rows",
             "test_no_sum_over_few_rows_follows_from_two_numbers_on_a_curve",
+            "test_no_count_follows_from_numbers_of_few_levels_and_an_answer",
+            "test_no_count_follows_from_two_numbers_of_few_levels_that_rise_together",
+            "test_no_count_follows_from_many_categories_that_lack_a_number_each",
+            "test_no_sum_over_few_rows_follows_from_a_product_of_two_columns",
+        ),
+        "Columns of more than 50 categories": (
+            "test_columns_of_more_than_50_categories_are_in_no_product",
         ),
         "how many training rows had the event": (
             "test_no_client_tells_of_few_outcomes",
@@ -342,7 +354,6 @@ EXPLAINS = {
         "All clients learn the sums and the",
         "sums of products of any two inputs are sent as well",
         "how many rows have two categories at once",
-        "Columns of more than 200 categories",
         "it sends two numbers for each split",
         "The sums show, over all clients together",
         "All clients get the trees",

@@ -234,6 +234,26 @@ def fewest_off_a_curve(one, other, rng, curves=40):
     return found
 
 
+def fewest_of_a_level(numbers, answers):
+    """The least number of rows, above 0, of a number and an answer that is the same in all
+    tables with as many rows of each number and answer, and the same sum of products.
+
+    Args:
+        numbers: few whole numbers, all but one of few rows.
+        answers: 0 or 1 in each row.
+    """
+    levels, rows = np.unique(numbers, return_counts=True)
+    order = np.argsort(rows)
+    levels, rows = levels[order], rows[order]
+    yes = np.indices(rows[:-1] + 1).reshape(len(levels) - 1, -1).T
+    yes = np.c_[yes, answers.sum() - yes.sum(axis=1)]
+    same = (yes[:, -1] >= 0) & (yes[:, -1] <= rows[-1])
+    yes = yes[same & (yes @ levels == numbers @ answers)]
+    least, most = yes.min(axis=0), yes.max(axis=0)
+    known = np.array([least, rows - least])[:, least == most]
+    return known[known > 0].min(initial=10**9)
+
+
 def count_vectors(levels, count, total, squares, most=10_000):
     """Numbers of rows of each level that have this count, sum and sum of squares: all, or
     the first so many.

@@ -27,6 +27,7 @@ from fedtailor.statistics.boosting import BoostingRows, BoostingSettings
 from fedtailor.statistics.boosting.boost import boost, sum_over
 from remote.identification import (
     count_vectors,
+    fewest_of_a_level,
     identified,
     jacobian,
     projection,
@@ -367,6 +368,61 @@ def test_no_sum_over_few_rows_follows_from_two_numbers_on_a_curve(curve):
         told = [pl.Series(this), pl.Series(other)]
         kinds = ["number", "boolean" if curve == "answer" else "number"]
         assert all(multipliable(told, kinds)) == is_kept
+
+
+def test_no_count_follows_from_numbers_of_few_levels_and_an_answer():
+    """Before, a score and an answer that is yes up to 1, and in few rows of 2: histogram and
+    sum of products have one solution. (Where the sum is the smallest one that there is.)
+    """
+    for few, is_kept in ((0, True), (1, False), (4, False), (6, True)):
+        counts = [(0.0, 1.0, 9), (1.0, 1.0, 9), (2.0, 1.0, few)]
+        counts += [(2.0, 0.0, 12 - few), (3.0, 0.0, 9), (4.0, 0.0, 9)]
+        score, answer = nested([((n, yes), rows) for n, yes, rows in counts])
+        assert 0 < fewest_of_a_level(score, answer) == (few or 9)
+        told = [pl.Series(score), pl.Series(answer)]
+        assert all(multipliable(told, ["number", "boolean"])) == is_kept
+
+
+def test_no_count_follows_from_two_numbers_of_few_levels_that_rise_together():
+    """Before, as no one curve of the second degree has all other rows."""
+    for few, is_kept in ((0, True), (3, False), (8, True)):
+        rows = [((it, it), 20) for it in range(5)]
+        rows += [((it + 1, it), few) for it in range(4)]
+        assert all(kept_of(nested(rows), "number")) == is_kept
+
+
+def test_no_count_follows_from_many_categories_that_lack_a_number_each():
+    """Before, as numbers beside categories of more than six groups were not looked at."""
+    for few, is_kept in ((0, True), (2, False), (9, True)):
+        rows = [(ward, n, 9) for ward in range(7) for n in range(3) if ward % 3 != n]
+        rows += [(2, 2, few)]
+        ward, score = zip(*[it[:2] for it in rows for _ in range(it[2])], strict=True)
+        told = [pl.Series([f"w{it}" for it in ward]), pl.Series(score) / 1]
+        assert all(multipliable(told, ["category", "number"])) == is_kept
+
+
+@pytest.mark.parametrize("kind", ["number", "boolean"])
+def test_no_sum_over_few_rows_follows_from_a_product_of_two_columns(kind):
+    """Before, of a price, visits and a cost that is their product but in few rows (or of
+    a price and who pays it): the sum of products is that of costs, but for these rows.
+    """
+    rng, rows = np.random.default_rng(0), 200
+    price = rng.normal(60, 12, rows).round(2)
+    other = rng.integers(1, 6, rows) if kind == "number" else rng.random(rows) < 0.5
+    for few, is_kept in ((0, True), (1, False), (4, False), (40, True)):
+        cost = price * other + (np.arange(rows) < few) * rng.normal(9, 2, rows)
+        told = [
+            shown(pl.Series(price), "number"),
+            shown(pl.Series(other / 1), kind),
+            shown(pl.Series(cost), "number"),
+        ]
+        assert all(multipliable(told, ["number", kind, "number"])) == is_kept
+
+
+def test_columns_of_more_than_50_categories_are_in_no_product():
+    for categories, is_kept in ((50, True), (51, False)):
+        ward = pl.Series(np.repeat([f"w{it}" for it in range(categories)], 6))
+        assert multipliable([ward], ["category"]) == [is_kept]
 
 
 @pytest.mark.parametrize("beside", [[0.0] * 50, [0.0] * 5 + [9.5] * 40, [None] * 30])

@@ -11,7 +11,7 @@ products lead to no group of few rows.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
@@ -70,8 +70,16 @@ _MASKS = 3
 number are looked at.
 """
 
-_MOST_GROUPS = 200
+_MOST_GROUPS = 50
 """A column of more categories is not multiplied, as this would take too long to check."""
+
+_MOST_NARROW = 100
+"""Products of more numbers and answers are not sent (`MAX_DECORRELATED_INPUTS`)."""
+
+_MOST_LEVELS = 22
+"""So many of the most frequent numbers of a column are told by a histogram of 20 bins, mean
+and squares.
+"""
 
 _MOST_WORK = 1e12
 """Of rows, squared inputs and masks; of more, the columns of most groups are not multiplied.
@@ -96,6 +104,9 @@ _MOST_UNITED, _MOST_UNIONS = 6, 400
 
 _PART = 40
 """Rows of which a curve is a curve of all rows but four, if it is one of any."""
+
+_CLEARLY = 1e-12
+"""No direction vanishes if all squared sizes are a larger share of the largest one."""
 
 _DEPENDENT = 1e-13
 """Directions of a smaller share of the largest variance are rounding."""
@@ -384,9 +395,11 @@ def multipliable(
     3. three groups, such as three columns of yes and no, agree in 1 to 4 rows, in which all
        of them are or none is: these are counted by the products of each two; nor all but
        one of them. Several categories of a column are a group, too;
-    4. a combination of two inputs, their squares and their product is 0 in all rows but 1 to
-       4, such as of two numbers whose difference is 0 or 1 in all others, or of a number
-       and its square: it is a sum over these.
+    4. a combination of the inputs of two columns, their squares and products, and of how
+       many rows have each frequent number, is 0 in all rows but 1 to 4, such as of two
+       numbers whose difference is 0 or 1 in all others, of a number and its square, or of a
+       score and an answer that is yes from 5 on: it is a sum over these. Nor of three
+       numbers or answers, of which one is the product of two others.
 
     What stands against it is taken out until nothing does. Which columns are kept depends
     on nothing but these cells, whatever becomes of them: two answers about the same columns
@@ -487,57 +500,106 @@ def _unions(columns: Sequence[_Column], places: Sequence[int]) -> list[_Mask]:
 def _on_curves_but_few(
     columns: Sequence[_Column], places: Sequence[int]
 ) -> list[set[int]]:
-    """The columns of each number and another column that lie on a line, two lines or another
-    curve of the second degree in all rows but 1 to 4.
+    """The columns of each number and one or two others of which a combination of what is
+    told together is 0 in all rows but 1 to 4: on a line, two lines or another curve of the
+    second degree. Of two columns it may be another one for each number that many rows share.
     """
     found = list[set[int]]()
-    scaled = {it: _scaled(columns[it]) for it in places}
+    factors = {it: _Factor.of(columns[it]) for it in places}
+    narrow = [it for it in places if factors[it].x.shape[1] <= 2]
+    # Of more columns no products are sent.
+    triples = combinations(narrow if len(narrow) <= _MOST_NARROW else (), 3)
     rng = np.random.default_rng(0)
-    rows = rng.permutation(len(columns[0].groups))[: MIN_ROWS * _PART]
-    for place, i in enumerate(places):
-        for j in places[:place]:
-            numbers = [it for it in (i, j) if columns[it].present is not None]
-            if (
-                not numbers
-                or columns[i + j - numbers[0]].inputs.shape[1] > _MOST_UNITED
-            ):
+    sample = rng.permutation(len(columns[0].groups))[: MIN_ROWS * _PART]
+    sample = sample[: len(sample) // MIN_ROWS * MIN_ROWS]
+    for of in (*combinations(places, 2), *triples):
+        if all(columns[it].present is None for it in of):
+            continue
+        if any(it <= set(of) for it in found):
+            continue
+        these = [factors[it] for it in of]
+        numbers = [it for it in of if columns[it].present is not None]
+        are_levels = all(factors[it].are_levels for it in numbers)
+        if len(of) > 2 or (len(numbers) > 1 and not are_levels):
+            these = [replace(it, beside=it.beside[:, :1]) for it in these]
+        part = _terms(these, sample)
+        # Mostly there is no such curve in any of five parts.
+        parts = part.reshape(-1, MIN_ROWS, part.shape[1]).swapaxes(0, 1)
+        if len(sample) >= MIN_ROWS * part.shape[1]:
+            squares = np.linalg.eigvalsh(parts.swapaxes(1, 2) @ parts)
+            if (squares[:, 0] > _CLEARLY * squares[:, -1]).all():
                 continue
-            squares = np.stack([scaled[it][:, -1] ** 2 for it in numbers], axis=1)
-            inputs = scaled[i], scaled[j], squares
-            part = _terms(*(it[rows] for it in inputs))
-            # Mostly there is no such curve in any of five parts.
-            if all(_rank(part[it::MIN_ROWS])[0] for it in range(MIN_ROWS)):
-                continue
-            if _vanishes_but_for_few(_terms(*inputs)):
-                found.append({i, j})
+        together = these[0].codes
+        for it in these[1:]:
+            together = together * (it.codes.max() + 1) + it.codes
+            together = np.unique(together, return_inverse=True)[1].astype(np.int64)
+        _, first, rows = np.unique(together, return_index=True, return_counts=True)
+        terms, is_few = _terms(these, first), rows < MIN_ROWS
+        # It is 0 wherever five rows are the same.
+        left = terms[is_few] @ _rank(terms[~is_few])[1]
+        if _vanishes_but_for_few(np.repeat(left, rows[is_few], axis=0)):
+            found.append(set(of))
     return found
 
 
-def _scaled(column: _Column) -> Float[NDArray, "rows inputs"]:
-    """Inputs that do not follow from others, as deviations between -1 and 1."""
-    x = column.inputs if column.present is not None else column.inputs[:, 1:]
-    deviations = x - x.mean(axis=0)
-    size = np.abs(deviations).max(axis=0, initial=0)
-    return deviations[:, size > 0] / size[size > 0]
+@dataclass(frozen=True)
+class _Factor:
+    """What is told of a column in products with another one, and beside them.
+
+    Attributes:
+        x: [rows, k] inputs that do not follow from others, as deviations between -1 and 1.
+        beside: [rows, m] squares of a number, and whether it is one that many rows share,
+            as histograms count these.
+        codes: [rows] of rows with the same cell, the same number.
+        are_levels: whether half of the rows or more have a number that is in `beside`.
+    """
+
+    x: Float[NDArray, "rows k"]
+    beside: Float[NDArray, "rows m"]
+    codes: Int64[NDArray, " rows"]
+    are_levels: bool = False
+
+    @staticmethod
+    def of(column: _Column) -> "_Factor":
+        """What is told of a column."""
+        x = column.inputs if column.present is not None else column.inputs[:, 1:]
+        deviations = x - x.mean(axis=0)
+        size = np.abs(deviations).max(axis=0, initial=0)
+        x = deviations[:, size > 0] / size[size > 0]
+        if column.present is None:
+            return _Factor(x, x[:, :0], column.groups)
+        # Two results of a calculation can be one number, but for its last digit.
+        numbers = np.where(column.present, np.rint(x[:, -1] / _ON_LINE), np.inf)
+        _, codes, rows = np.unique(numbers, return_inverse=True, return_counts=True)
+        often = np.argsort(-rows, kind="stable")[:_MOST_LEVELS]
+        is_level = codes[:, None] == often[rows[often] >= MIN_ROWS]
+        beside = np.hstack([x[:, -1:] ** 2, is_level.astype(float)])
+        are_levels = bool(2 * is_level.sum() >= column.present.sum())
+        return _Factor(x, beside, codes.astype(np.int64), are_levels)
 
 
 def _terms(
-    one: Float[NDArray, "rows inputs"],
-    other: Float[NDArray, "rows others"],
-    squares: Float[NDArray, "rows numbers"],
-) -> Float[NDArray, "rows terms"]:
-    """What products of two columns are sums of: a combination of it is a curve."""
-    products = (one[:, :, None] * other[:, None]).reshape(len(one), -1)
-    return np.hstack([np.ones((len(one), 1)), one, other, products, squares])
+    factors: Sequence[_Factor], rows: Int64[NDArray, " some"]
+) -> Float[NDArray, "some terms"]:
+    """Of some rows, all of which sums are told: a combination of it is a curve."""
+    terms = [np.ones((len(rows), 1))]
+    for place, one in enumerate(factors):
+        x = one.x[rows]
+        terms += [x, one.beside[rows]]
+        for other in factors[:place]:
+            products = x[:, :, None] * other.x[rows][:, None]
+            terms.append(products.reshape(len(rows), -1))
+    return np.hstack(terms)
 
 
 def _rank(
     terms: Float[NDArray, "rows terms"],
 ) -> tuple[bool, Float[NDArray, "terms vanishing"]]:
     """Whether no combination of terms vanishes, and all that do."""
-    _, sizes, directions = np.linalg.svd(terms)
-    rank = int((sizes > _ON_LINE * sizes[0]).sum())
-    return rank == terms.shape[1], directions[rank:].T
+    rows, count = terms.shape
+    _, sizes, directions = np.linalg.svd(terms, full_matrices=rows < count)
+    rank = int((sizes > _ON_LINE * sizes.max(initial=0)).sum())
+    return rank == count, directions[rank:].T
 
 
 def _vanishes_but_for_few(terms: Float[NDArray, "rows terms"]) -> bool:
@@ -552,6 +614,11 @@ def _vanishes_but_for_few(terms: Float[NDArray, "rows terms"]) -> bool:
     if off.sum() < MIN_ROWS:
         return True
     if terms.shape[1] == 1:
+        return False
+    # A quarter of its square or more is on one row, whose leverage is as much.
+    basis, sizes, _ = np.linalg.svd(terms[off], full_matrices=False)
+    leverage = (basis[:, sizes > _ON_LINE * sizes[0]] ** 2).sum(axis=1)
+    if leverage.max() < 0.9 / (MIN_ROWS - 1):
         return False
     rows = np.random.default_rng(0).permutation(np.flatnonzero(off))
     for start in range(MIN_ROWS):

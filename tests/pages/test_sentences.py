@@ -45,7 +45,7 @@ TESTED = {
             "test_two_results_that_are_one_number_make_a_small_range_no_larger",
             "test_no_count_follows_from_numbers_of_few_levels_and_an_answer",
         ),
-        "then two more, mended too": (
+        "found two more, mended too": (
             "test_no_count_follows_from_numbers_of_few_levels_and_an_answer",
             "test_no_sum_over_few_rows_follows_from_a_product_of_two_columns",
         ),

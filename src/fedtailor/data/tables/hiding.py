@@ -77,8 +77,8 @@ _MOST_NARROW = 100
 """Products of more numbers and answers are not sent (`MAX_DECORRELATED_INPUTS`)."""
 
 _MOST_LEVELS = 22
-"""So many of the most frequent numbers of a column are told by a histogram of 20 bins, mean
-and squares.
+"""A histogram of 20 bins, the mean and the squares say how often so many of the most frequent
+numbers of a column occur.
 """
 
 _MOST_WORK = 1e12
@@ -501,7 +501,7 @@ def _on_curves_but_few(
     columns: Sequence[_Column], places: Sequence[int]
 ) -> list[set[int]]:
     """The columns of each number and one or two others of which a combination of what is
-    told together is 0 in all rows but 1 to 4: on a line, two lines or another curve of the
+    sent together is 0 in all rows but 1 to 4: on a line, two lines or another curve of the
     second degree. Of two columns it may be another one for each number that many rows share.
     """
     found = list[set[int]]()
@@ -544,7 +544,7 @@ def _on_curves_but_few(
 
 @dataclass(frozen=True)
 class _Factor:
-    """What is told of a column in products with another one, and beside them.
+    """What a client sends of a column in products with another one, and beside them.
 
     Attributes:
         x: [rows, k] inputs that do not follow from others, as deviations between -1 and 1.
@@ -561,7 +561,7 @@ class _Factor:
 
     @staticmethod
     def of(column: _Column) -> "_Factor":
-        """What is told of a column."""
+        """What a client sends of a column."""
         x = column.inputs if column.present is not None else column.inputs[:, 1:]
         deviations = x - x.mean(axis=0)
         size = np.abs(deviations).max(axis=0, initial=0)
@@ -581,7 +581,7 @@ class _Factor:
 def _terms(
     factors: Sequence[_Factor], rows: Int64[NDArray, " some"]
 ) -> Float[NDArray, "some terms"]:
-    """Of some rows, all of which sums are told: a combination of it is a curve."""
+    """Of some rows, what a client sends the sums of: a combination of it is a curve."""
     terms = [np.ones((len(rows), 1))]
     for place, one in enumerate(factors):
         x = one.x[rows]

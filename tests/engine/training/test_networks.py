@@ -221,7 +221,7 @@ def test_methods_that_need_one_network_refuse_in_one_line(name):
         with pytest.raises(ValueError, match="needs clients that have one network"):
             train(algorithm, classification(), networks(), 0)
     elif algorithm.in_common == "nested widths":
-        with pytest.raises(ValueError, match="is the upper left of the widest"):
+        with pytest.raises(ValueError, match="the upper left of the widest one"):
             train(algorithm, classification(), networks(), 0)
     else:
         train(algorithm, classification(), networks(), 0)

@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 
 from checkouts import HERE
-from measuring import show
+from measuring import peak_memory, show
 from rich.console import Console
 from rich.table import Table
 
@@ -35,17 +35,12 @@ MIB = 2**20
 
 def measure(method: str, clients: int, rounds: int) -> dict[str, float]:
     """One cell, in this process."""
-    import resource
-
     import jax
     import numpy as np
 
     import fedtailor as ft
     from fedtailor.data.federation import from_arrays
     from fedtailor.engine.runs import simulate
-
-    def peak() -> float:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
     # Ditto keeps a model for each client of the federation.
     of_all = 800 if method == "fedavg" else clients
@@ -66,11 +61,11 @@ def measure(method: str, clients: int, rounds: int) -> dict[str, float]:
         participation=ft.Participation(fraction=clients / of_all),
     )
     jax.block_until_ready(training.server)
-    before = peak()
+    before = peak_memory()
     for _ in range(rounds):
         training.advance()
         jax.block_until_ready(training.server)
-    after = peak()
+    after = peak_memory()
     size = 4 * training.model.size
     return {"peak": after, "copies": (after - before) / size, "size": size}
 

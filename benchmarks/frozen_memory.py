@@ -12,7 +12,6 @@ memory of the network's numbers.
 import argparse
 import json
 import os
-import resource
 import subprocess
 import sys
 import tempfile
@@ -21,7 +20,7 @@ from pathlib import Path
 from time import perf_counter
 
 import numpy as np
-from measuring import show
+from measuring import peak_memory, show
 from rich.console import Console
 from rich.table import Table
 from safetensors.numpy import save_file
@@ -57,16 +56,16 @@ def measure(millions: str, kind: str, rounds: int, file: Path) -> dict[str, floa
         return ft.run(method, federation, network, rounds, evaluate_every=rounds)
 
     run(32, None, 1)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = peak_memory()
     started = perf_counter()
     done = run(WIDTHS[millions], file if kind == "lora 3" else None, rounds)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    peak = peak_memory()
     frozen = 0 if done.model.frozen is None else done.model.frozen.size
     return {
         "parameters": frozen or done.model.size,
         "trained": done.model.size,
         "bytes_up": done.summary().bytes_up / rounds / CLIENTS,
-        "memory": (peak - before) * 1024,
+        "memory": peak - before,
         "seconds": float(np.median(done.training.round_seconds)),
         "all": perf_counter() - started,
     }

@@ -19,7 +19,6 @@ all), data and compiling included.
 import argparse
 import json
 import os
-import resource
 import subprocess
 import sys
 import time
@@ -33,7 +32,16 @@ import jax
 import numpy as np
 import torch
 from cells import CELLS, DIGIT, Cell, add_cells_argument
-from measuring import Results, Times, load, machine, ratio, show, take_turns
+from measuring import (
+    Results,
+    Times,
+    load,
+    machine,
+    peak_memory,
+    ratio,
+    show,
+    take_turns,
+)
 from ours import rounds_of
 from pytorch_loop import Loop, to_torch
 from rich.console import Console
@@ -169,7 +177,7 @@ def _ours(cell: Cell, turns: int, on_gpu: bool) -> dict[str, Any]:
     call()
     first = perf_counter() - begun
     times = take_turns({"rounds": call}, turns)["rounds"]
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    peak = peak_memory()
     if on_gpu:
         peak = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0)
     device = jax.devices()[0].device_kind
@@ -189,7 +197,7 @@ def _loop(cell: Cell, turns: int, device: str) -> dict[str, Any]:
     call()
     first = perf_counter() - begun
     times = take_turns({"rounds": call}, turns)["rounds"]
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    peak = peak_memory()
     if device == "cuda":
         peak = torch.cuda.max_memory_allocated()
     return {"seconds": times.seconds, "first": first, "MiB": peak >> 20}

@@ -5,14 +5,13 @@ python benchmarks/growth.py
 """
 
 import argparse
-import resource
 import subprocess
 import sys
 from collections.abc import Callable
 
 import numpy as np
 from cells import CLASSES, DIGIT
-from measuring import load, machine, take_turns
+from measuring import load, machine, peak_memory, take_turns
 from ours import bytes_of, rounds_of
 from rich.console import Console
 from rich.table import Table
@@ -43,7 +42,7 @@ def main() -> None:
     )
     options = parser.parse_args()
     if options.memory_of:
-        print(peak_memory(options.memory_of[0], int(options.memory_of[1])))
+        print(memory_of(options.memory_of[0], int(options.memory_of[1])))
         return
     console = Console(width=120, highlight=False)
     console.print(machine("jax"))
@@ -113,26 +112,14 @@ def cohorts_of(method: str, clients: int, cohort: int) -> Callable[[], object]:
     )
 
 
-def peak_memory(method: str, clients: int) -> str:
+def memory_of(method: str, clients: int) -> str:
     """MiB resident at most after three rounds, and how much of that the examples
     are.
     """
     call = cohorts_of(method, clients, COHORT)
     for _ in range(3):
         call()
-    try:
-        with open(
-            "/proc/self/status"
-        ) as lines:  # on Linux `getrusage` also counts what the parent process held
-            peak = (
-                next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
-                / 2**10
-            )
-    except (OSError, StopIteration):
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (
-            2**20 if sys.platform == "darwin" else 2**10
-        )
-    return f"{peak:.0f} (examples {clients * SAMPLES * np.prod(DIGIT) / 2**20:.0f})"
+    return f"{peak_memory() / 2**20:.0f} (examples {clients * SAMPLES * np.prod(DIGIT) / 2**20:.0f})"
 
 
 if __name__ == "__main__":

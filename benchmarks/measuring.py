@@ -5,10 +5,12 @@ falls on all of them alike.
 import json
 import os
 import platform
+import resource
 import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -64,6 +66,17 @@ def take_turns(
 def ratio(slow: Times, fast: Times) -> str:
     """How many times faster: by minimum / by median."""
     return f"{slow.minimum / fast.minimum:.2f} / {slow.median / fast.median:.2f}"
+
+
+def peak_memory() -> int:
+    """The most bytes that this process has had in memory so far."""
+    # On Linux `getrusage` also counts what the parent process held.
+    with suppress(OSError), open("/proc/self/status") as lines:
+        for line in lines:
+            if line.startswith("VmHWM"):
+                return int(line.split()[1]) * 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def machine(*packages: str) -> str:
@@ -125,12 +138,14 @@ class Results:
 
     def of(self, name: str, measure: Callable[[], Any]) -> Any:
         """The result of this name, which `measure` makes if it is not there."""
+        # Not at the top: `versions.py` measures older versions, too, which lack it.
+        from fedtailor._base.files import atomic_write
+
         if name not in self.found:
             self.found[name] = measure()
             if self.path is not None:
-                unfinished = self.path.with_suffix(".part")
-                unfinished.write_text(json.dumps(self.found, indent=1), "utf-8")
-                unfinished.replace(self.path)
+                with atomic_write(self.path) as file:
+                    file.write_text(json.dumps(self.found, indent=1), "utf-8")
         return self.found[name]
 
 

@@ -14,7 +14,6 @@ import argparse
 import hashlib
 import json
 import os
-import resource
 import socket
 import subprocess
 import sys
@@ -154,6 +153,8 @@ def work(
 
     if processes > 1:
         jax.distributed.initialize(address, processes, number)
+    from measuring import peak_memory
+
     import fedtailor as ft
     from fedtailor.data.federation import load, load_shard
     from fedtailor.engine.executors import Settings
@@ -173,18 +174,13 @@ def work(
     frame = run.frame().write_csv().encode()
     states = jax.tree.leaves(run.executor.states.rows)
     found = {
-        "peak": _memory(),
+        "peak": peak_memory() / 1e6,
         "examples": run.executor.federation.x.nbytes / 1e6,
         "states": sum(np.asarray(leaf).nbytes for leaf in states) / 1e6,
         "seconds": float(np.median(run.training.round_seconds[1:])),
         "bits": hashlib.sha256(frame).hexdigest(),
     }
     print(json.dumps(found))
-
-
-def _memory() -> float:
-    """The most memory that this process has had so far, in MB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ class Architecture(ABC):
         micro_batch: the number of examples to differentiate at a time, so that activations
             fit into the cache; the gradients are added up. None = the whole batch.
         trained: arrays by path that the network begins with, if it comes trained.
+        inputs: what the inputs are that the network takes apart; None if it takes one.
 
     Example:
         >>> isinstance(ft.models.mlp(hidden=64), ft.models.Architecture)
@@ -40,6 +41,7 @@ class Architecture(ABC):
 
     micro_batch: int | None = None
     trained: FrozenArrays | None = None
+    inputs: Inputs | None = None
 
     def __str__(self) -> str:
         return without_addresses(self)
@@ -86,11 +88,6 @@ class Architecture(ABC):
     def outputs_last(self) -> tuple[str, ...]:
         """Paths of weights whose last axis are the outputs, if only the network knows."""
         return ()
-
-    @property
-    def inputs(self) -> Inputs | None:
-        """What the inputs are that the network takes apart; None if it takes one."""
-        return None
 
     @property
     def known_tokens(self) -> int | None:

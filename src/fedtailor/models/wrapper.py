@@ -63,7 +63,7 @@ class Wrapper(Architecture):
         return self.inner.held
 
     @property
-    def inputs(self) -> Inputs | None:
+    def inputs(self) -> Inputs | None:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.inner.inputs
 
     @property

@@ -294,7 +294,7 @@ def _convert(
         micro_batch=MICRO_BATCH
         if has_convolutions and not is_mixing(training)
         else None,
-        several=inputs,
+        inputs=inputs,
     )
 
 

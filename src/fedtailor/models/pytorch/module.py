@@ -37,11 +37,7 @@ class TorchModule(Architecture):
     example_shape: tuple[int, ...]
     input_dtype: str
     micro_batch: int | None
-    several: Inputs | None = None
-
-    @property
-    def inputs(self) -> Inputs | None:
-        return self.several
+    inputs: Inputs | None = None
 
     @property
     def frozen(self) -> FrozenArrays | None:

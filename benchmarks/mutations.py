@@ -7,7 +7,9 @@ Draws changes of operators, comparisons and numbers in src/ from a seed, makes e
 copy of the checkout, and runs the tests that import the changed module, in stages: what
 `make test` runs if it does not know what was changed, what it runs as it does know, what
 CI runs, and everything but federations in processes. A stage runs only if those before it
-passed, and begins with the test files that are named like the module. A line a change is
+passed, and begins with the test files that are named like the module. Changes come
+before stages: what a stage lets pass waits until it has seen all of them. So
+`--until covering`, which takes minutes a change, can come first. A line a stage is
 written to `OUT`/mutants.jsonl, and a run that was ended goes on there.
 """
 
@@ -19,7 +21,6 @@ import random
 import subprocess
 import sys
 import tempfile
-from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -135,9 +136,9 @@ def importers(path):
     return sorted(set(found))
 
 
-def caught_by(folder, path, change, timeout):
-    """The first stage whose tests fail with the change in the copy at `folder`, with
-    the test; (None, "") if none does.
+def failing(folder, path, change, stage, timeout):
+    """The first test of a stage that fails with the change in the copy at `folder`; ""
+    if none does.
     """
     line, column, old, new = change
     file, tests = folder / path, importers(path)
@@ -147,17 +148,13 @@ def caught_by(folder, path, change, timeout):
     assert text[column:].startswith(old.encode())
     lines[line] = text[:column] + new.encode() + text[column + len(old) :]
     file.write_bytes(b"".join(lines))
+    environment, marks = STAGES[stage]
+    stem = Path(path).stem
+    tests.sort(key=lambda test: not Path(test).stem.startswith(f"test_{stem}"))
     try:
-        stem = Path(path).stem
-        own = [test for test in tests if Path(test).stem.startswith(f"test_{stem}")]
-        for stage, (environment, marks) in STAGES.items():
-            for chosen in filter(None, (own, tests)):
-                failed = run_tests(folder, chosen, environment, marks, timeout)
-                if failed:
-                    return stage, failed
+        return run_tests(folder, tests, environment, marks, timeout)
     finally:
         file.write_bytes(original)
-    return None, ""
 
 
 def run_tests(folder, tests, environment, marks, timeout):
@@ -210,28 +207,34 @@ def main():
     parser.add_argument("--count", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--under", default="", help="a folder of src/fedtailor")
+    parser.add_argument("--until", choices=STAGES, default="everything")
     parser.add_argument("--timeout", type=float, default=1800, help="seconds a stage")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     record = options.out / "mutants.jsonl"
     lines = record.read_text().splitlines() if record.exists() else []
-    known = [json.loads(line) for line in lines]
+    known = {(one["change"], one["stage"]): one for one in map(json.loads, lines)}
     drawn = draw(options.under, options.count, options.seed)
     with tempfile.TemporaryDirectory() as folder:
         copy(Path(folder))
-        for path, change in drawn[len(known) :]:
-            stage, test = caught_by(Path(folder), path, change, options.timeout)
-            line, _, old, new = change
-            entry = {"file": path, "line": line + 1, "old": old, "new": new}
-            known.append({**entry, "caught by": stage, "test": test})
-            with record.open("a") as file:
-                file.write(json.dumps(known[-1]) + "\n")
-            print(json.dumps(known[-1]), flush=True)
-    counts = Counter(entry["caught by"] for entry in known)
-    total = 0
-    for stage in STAGES:
-        total += counts[stage]
-        print(f"{stage}: {total} of {len(known)}")
+        left = list(range(len(drawn)))
+        for stage in STAGES:
+            for number in left:
+                if (number, stage) in known:
+                    continue
+                path, change = drawn[number]
+                test = failing(Path(folder), path, change, stage, options.timeout)
+                line, _, old, new = change
+                entry = {"change": number, "stage": stage, "test": test}
+                entry |= {"file": path, "line": line + 1, "old": old, "new": new}
+                known[number, stage] = entry
+                with record.open("a") as file:
+                    file.write(json.dumps(entry) + "\n")
+                print(json.dumps(entry), flush=True)
+            left = [number for number in left if not known[number, stage]["test"]]
+            print(f"{stage}: {len(drawn) - len(left)} of {len(drawn)}", flush=True)
+            if stage == options.until:
+                return
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ from fedtailor.data.tables.describing import describe_table
 from fedtailor.data.tables.description import (
     BINS,
     QUANTILES,
-    correlations,
     describe_columns,
     edges_of,
     histogram_of,
@@ -51,7 +50,7 @@ def test_sums_over_clients_are_those_of_all_rows():
     assert total.mean == pytest.approx(float(data["age"].mean()), rel=1e-12)
     assert total.deviation == pytest.approx(float(data["age"].std(ddof=0)), rel=1e-12)
     assert description.histogram("age").sum() == 400
-    (strongest, *_) = correlations(description)
+    (strongest, *_) = description.correlations
     assert {strongest.first, strongest.second} == {"age", "dose"}
     expected = np.corrcoef(data["age"], data["dose"])[0, 1]
     assert strongest.r == pytest.approx(expected, abs=1e-6)
@@ -179,7 +178,8 @@ def test_nothing_is_hidden_of_ones_own_table():
         [frame["age"].quantile(level, "linear") for level in QUANTILES]
     )
     expected = np.corrcoef(frame["age"], frame["died"])[0, 1]
-    assert correlations(description)[0].r == pytest.approx(expected, abs=1e-6)
+    assert description.correlations[0].r == pytest.approx(expected, abs=1e-6)
+    assert not describe_table(frame, client="site", least=5)[0].correlations
     assert not any(
         "hidden" in line or "fewer" in line for line in sentences(description)
     )

@@ -1,8 +1,8 @@
 """Answers all requests of a job at a client.
 
 First the coordinator sends "hello". With federated preprocessing it then sends
-"statistics", "inputs" (only if inputs are decorrelated) and "agreed". The tasks of
-rounds follow (see `work`). At any time it may ask to "describe" the table.
+"statistics" and "agreed". The tasks of rounds follow (see `work`). At any time it may ask
+to "describe" the table.
 """
 
 from collections.abc import Mapping
@@ -12,13 +12,12 @@ import numpy as np
 
 from fedtailor.aggregation.secure_sums import MIN_CLIENTS
 from fedtailor.data.federation import SPLITS
-from fedtailor.data.tables.sums import InputSums
 from fedtailor.remote.client.account import ClientAccount
 from fedtailor.remote.client.describing import Describer
 from fedtailor.remote.client.policy import has_probe
 from fedtailor.remote.client.round_requests import RoundHandler
 from fedtailor.remote.client.store import ClientStore
-from fedtailor.remote.job.agreement import check_column_sums, check_inputs, check_scale
+from fedtailor.remote.job.agreement import check_column_sums, check_scale
 from fedtailor.remote.job.examples import (
     ExampleRows,
     example_rows_of,
@@ -43,7 +42,6 @@ from fedtailor.remote.wire.releases import RELEASE, talk
 from fedtailor.remote.wire.request_kind import (
     DESCRIBE,
     HELLO,
-    INPUTS,
     STATISTICS,
     RequestKind,
     kind_of,
@@ -91,7 +89,6 @@ class JobHandler:
         self._describer: Describer | None = None
         # The client's own statistics that were sent, and the pooled ones taken.
         self._sent: Statistics | None = None
-        self._sent_inputs: InputSums | None = None
         self._taken: Statistics | None = None
         self._rounds: RoundHandler | None = None
         if not job.schema.federated:
@@ -109,7 +106,7 @@ class JobHandler:
             self._sent = Statistics.load(store.directory, job.schema, OWN_FILE)
             # A client that is restarted continues with the same preprocessing.
             self._taken = Statistics.load(store.directory, job.schema)
-            if self._taken is not None and not self._taken.needs_input_sums(job.schema):
+            if self._taken is not None:
                 try:
                     self._begin(self._convert(self._taken), self._taken)
                 except Refused as error:  # no message may keep a client from starting
@@ -209,32 +206,8 @@ class JobHandler:
                 own.save(self._store.directory, OWN_FILE)
                 self._sent = own
             return {STATISTICS: as_array(own)}
-        refuse_unless(
-            request.task != INPUTS or schema.decorrelate,
-            Refusal.NOT_IN_JOB,
-            "this job does not ask for products of inputs",
-        )
         with refusing(Refusal.WRONG_STATISTICS):
             pooled = statistics_from_arrays(request.arrays, schema)
-            needs_input_sums = pooled.needs_input_sums(schema)
-        if request.task == INPUTS:
-            # Of other rows, products would be sent for the second time.
-            refuse_unless(
-                self._sent is not None and self._sent == table.statistics(train),
-                Refusal.WRONG_STATISTICS,
-                "the sums of its columns, as they are now, are not among the pooled ones",
-            )
-            self._take(pooled.columns_only)
-            self._convert(pooled.columns_only)
-            with refusing(Refusal.FEW_ROWS):
-                sent = table.with_inputs(train, pooled)
-            self._sent_inputs = sent.inputs
-            return {STATISTICS: as_array(sent)}
-        refuse_unless(
-            not needs_input_sums,
-            Refusal.WRONG_STATISTICS,
-            "the job asks for sums of products, and there are none",
-        )
         self._take(pooled)
         if self._rounds is None:
             self._begin(self._convert(pooled), pooled)
@@ -251,24 +224,17 @@ class JobHandler:
         """
         schema, taken = self._job.schema, self._taken
         if taken is not None:
-            is_taken = pooled in (taken, taken.columns_only)
-            adds_inputs = taken.columns_only == pooled.columns_only and (
-                taken.needs_input_sums(schema)
-            )
             refuse_unless(
-                is_taken or adds_inputs,
+                pooled == taken,
                 Refusal.OTHER_STATISTICS,
                 f"other pooled statistics are in {self._store.directory}; a job is"
                 " prepared once, and a new one needs another seed",
             )
-            if is_taken:
-                return
+            return
         with refusing(Refusal.WRONG_STATISTICS):
             pooled.preprocessing(schema)
             if self._sent is not None:
                 check_column_sums(pooled, self._sent, schema)
-            if pooled.inputs is not None and self._sent_inputs is not None:
-                check_inputs(pooled.inputs, self._sent_inputs)
         # Save them before they are used: what they lead to must not depend on how often
         # this client is restarted.
         pooled.save(self._store.directory)

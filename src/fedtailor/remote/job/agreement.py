@@ -8,9 +8,7 @@ squares
 
     S - s - n N / (N - n) (M - m)^2,
 
-which cannot be negative (Chan, Golub and LeVeque 1979, Updating Formulae). The same
-holds for products of inputs, with a matrix that must be
-positive semidefinite.
+which cannot be negative (Chan, Golub and LeVeque 1979, Updating Formulae).
 """
 
 import math
@@ -22,7 +20,7 @@ from numpy.typing import NDArray
 from fedtailor._base.choice import require
 from fedtailor.data.tables.encoding import MIN_ROWS
 from fedtailor.data.tables.kinds import Kind
-from fedtailor.data.tables.sums import ColumnSums, InputSums
+from fedtailor.data.tables.sums import ColumnSums
 from fedtailor.remote.job.job import Schema
 from fedtailor.remote.job.statistics import Statistics
 from fedtailor.remote.job.table import ClientExamples
@@ -45,9 +43,6 @@ far away that all of a column's cells look the same next to a gap.
 
 _ROUNDING = 1e-12
 """Relative error of pooled sums: a few times 2^-53 for each of 2,000 clients."""
-
-_INPUT_ROUNDING = 1e-6
-"""Relative error of pooled products of inputs, which are standardised."""
 
 _TINY = 1e-290
 """Absolute error of sums whose terms are too small for a normal float64."""
@@ -176,33 +171,6 @@ def _check_booleans(pooled: ColumnSums, own: ColumnSums) -> None:
         and abs(pooled.squares - ones * (1 - ones / count)) <= 4 * error
     )
     require(is_possible, "these are not sums of yes and no")
-
-
-def check_inputs(pooled: InputSums, own: InputSums) -> None:
-    """Check that pooled sums of inputs can hold a client's own.
-
-    Raises:
-        ValueError: they cannot.
-    """
-    others = pooled.count - own.count
-    require(others >= 0, "the pooled inputs have fewer rows than this table alone")
-    total, share = pooled.matrix(), own.matrix()
-    # Compare every input in units of its own pooled size.
-    sizes = np.sqrt(np.maximum(np.diag(total), 0.0))
-    units = np.where(sizes > 0, sizes, 1.0)
-    step = (np.array(pooled.mean) - np.array(own.mean)) / units
-    rest = (total - share) / np.outer(units, units)
-    if others:
-        rest -= own.count * pooled.count / others * np.outer(step, step)
-    error = _INPUT_ROUNDING * len(units)
-    smallest, largest = np.linalg.eigvalsh(rest)[[0, -1]]
-    is_possible = smallest >= -error
-    if others == 0:
-        is_possible = is_possible and largest <= error and np.abs(step).max() <= error
-    require(
-        bool(is_possible),
-        "the pooled products of inputs are smaller than this table alone makes them",
-    )
 
 
 def check_scale(

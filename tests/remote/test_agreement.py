@@ -3,21 +3,18 @@ ones.
 """
 
 import dataclasses
-import math
 from functools import reduce
 from operator import add
 
-import numpy as np
 import polars as pl
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from fedtailor.data.tables.sums import ColumnSums
-from fedtailor.remote.job.agreement import check_column_sums, check_scale
+from fedtailor.remote.job.agreement import check_column_sums
 from fedtailor.remote.job.job import Schema
 from fedtailor.remote.job.statistics import Statistics
-from fedtailor.remote.job.table import ClientExamples
 
 SCHEMA = Schema(
     target="y",
@@ -220,16 +217,3 @@ def test_invented_counts_are_refused(column, own, possible, invented):
     for change in invented:
         with pytest.raises(ValueError, match=rf"^column '{column}': "):
             check(possible.model_copy(update=change))
-
-
-def test_rows_far_beyond_the_pooled_ones_are_refused_without_a_cell():
-    x = np.array([[0.1], [2e6], [3e30]], np.float32)
-    schema = dataclasses.replace(SCHEMA, columns={"x": None}, kinds={"x": "number"})
-    y = np.zeros(3, np.float32)
-    check_scale(ClientExamples(x, y), np.array([0]), schema)
-    with pytest.raises(ValueError, match=r"2e[+]06 standard deviations"):
-        check_scale(ClientExamples(x, y), np.array([0, 1]), schema)
-    with pytest.raises(ValueError, match=r"1e[+]07 standard deviations"):
-        check_scale(ClientExamples(x, y + 1e7), np.array([0]), schema)
-    with pytest.raises(ValueError, match="too far from the pooled targets"):
-        check_scale(ClientExamples(x, y + math.inf), np.array([0]), schema)

@@ -39,7 +39,7 @@ from fedtailor.remote.wire.messages import (
     encode_request,
 )
 from fedtailor.remote.wire.refusals import Refusal
-from fedtailor.remote.wire.request_kind import AGREED, HELLO, STATISTICS
+from fedtailor.remote.wire.request_kind import AGREED, DESCRIBE, HELLO, STATISTICS
 from fedtailor.remote.wire.run_log import Lines, client_log
 from fedtailor.remote.wire.transport import LoopbackTransport, Responder, TooFewClients
 
@@ -561,6 +561,31 @@ def test_a_coordinator_that_invents_statistics_learns_no_cell(clients):
         if exponent == -30:
             clients.start()  # and a restart changes nothing
     assert answers == [Refusal.TABLE, *[Refusal.OTHER_STATISTICS] * 18]
+
+
+@pytest.mark.parametrize("far", [1e3, 1e9])
+def test_a_hidden_cell_does_not_show_in_whether_a_client_takes_part(clients, far):
+    """It is in no sum, and a coordinator chooses from which size on it would be too far."""
+    clients.start()
+    ages = [None if age == "?" else float(age) for age in rows_of("a")["age"]]
+    ages[int(clients.work["a"]._examples.training_rows[1])] = far
+    rows_of("a").with_columns(age=pl.Series(ages)).write_csv(clients.files["a"])
+    clients.start()
+    pooled = add_statistics(own_statistics(clients))
+    assert pooled.columns["age"].mean < 100
+    assert ask(clients, "a", AGREED, invented(pooled, 0.1)) is None
+    warned = [line for line in clients.logged["a"] if "count as so far" in line]
+    assert len(warned) == (far == 1e9)
+
+
+def test_pooled_sums_are_compared_with_those_of_a_description(clients):
+    clients.start()
+    algorithm = {"step": "columns"}
+    request = Request(clients.job.identity, 0, 0, DESCRIBE, "a", algorithm=algorithm)
+    assert not decode_reply(clients.responders["a"](encode_request(request))).refusal
+    pooled = add_statistics(own_statistics(clients))
+    assert ask(clients, "a", AGREED, invented(pooled)) == Refusal.WRONG_STATISTICS
+    assert ask(clients, "a", AGREED, pooled) is None
 
 
 TARGETS = {"cost": "", "risk": 'classes = ["high", "low"]\n'}

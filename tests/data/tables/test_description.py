@@ -1,6 +1,7 @@
 """A description says what the rows say, and hides what few rows have."""
 
 import itertools
+from collections import defaultdict
 
 import numpy as np
 import polars as pl
@@ -82,6 +83,21 @@ def test_no_bin_of_few_rows_is_shown_and_no_row_is_lost():
             if is_exact(shown, edge, 5):
                 assert shown[: edge + 1].sum() == sum(counts[: edge + 1])
     np.testing.assert_array_equal(without_few(np.array([3, 1, 2]), 1), [3, 1, 2])
+
+
+@pytest.mark.parametrize(("bins", "most"), [(4, 18), (5, 13)])
+def test_no_count_of_few_rows_follows_from_the_bins_that_are_shown(bins, most):
+    """All tables of so many bins and rows that look alike, and all sets of their bins."""
+    every = itertools.product(range(most + 1), repeat=bins)
+    alike = defaultdict(list)
+    for counts in every:
+        if 5 <= sum(counts) <= most:
+            alike[tuple(without_few(np.array(counts)).tolist())].append(counts)
+    sets = np.array(list(itertools.product((0, 1), repeat=bins))).T
+    for shown, tables in alike.items():
+        rows = np.array(tables) @ sets
+        follows = rows.min(axis=0) == rows.max(axis=0)
+        assert not (follows & (rows[0] > 0) & (rows[0] < 5)).any(), shown
 
 
 def test_a_cell_that_is_alone_is_not_to_be_seen():

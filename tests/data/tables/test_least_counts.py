@@ -64,6 +64,19 @@ def test_few_rows_of_a_category_are_counted_to_the_most_frequent(agreed):
     assert told.rare == told.count == 12 and not any(told.categories.values())
 
 
+@pytest.mark.parametrize("agreed", [None, ("a", "b", "c", "d", "e", "f")])
+def test_categories_that_must_have_rows_are_not_counted_together(agreed):
+    """Eight rows of two rare categories are four of each."""
+    for rare in ({"b": 4, "c": 4}, {"b": 4, "c": 3}, {"b": 4, "c": 4, "d": 4}):
+        cells = ["a"] * 20 + [name for name, rows in rare.items() for _ in range(rows)]
+        told = ColumnSums.of(pl.Series(cells), "category", agreed)
+        assert told.rare == 0 and told.categories["a"] == len(cells)
+        told = ColumnSums.of(pl.Series(cells[20:]), "category", agreed)
+        assert told.count == 0 and told.missing == len(cells) - 20
+    cells = ["a"] * 20 + ["b"] * 3 + ["c"] * 3 + ["d"] * 2
+    assert ColumnSums.of(pl.Series(cells), "category", agreed).rare == 8
+
+
 CELLS = {
     "number": st.one_of(st.none(), st.sampled_from([0.0, 1.0, 2.5])),
     "boolean": st.one_of(st.none(), st.sampled_from([0.0, 1.0])),

@@ -210,7 +210,10 @@ def without_few(
                 shown[place], held = held, 0
         carried += held
     shown[middle] = carried + counts[middle]
-    if 0 < shown[middle] < least and shown.sum() > shown[middle]:
+    # The middle bin holds rows of several: with 2 least - 1 of them no part follows, such
+    # as the one that is left if five are of a bin that can only be carried with five.
+    is_several = carried > 0 or 0 < shown[middle] < least
+    while is_several and shown[middle] < min(2 * least - 1, shown.sum()):
         filled = np.flatnonzero(shown)
         nearest = min(filled[filled != middle], key=lambda place: abs(place - middle))
         shown[middle] += shown[nearest]

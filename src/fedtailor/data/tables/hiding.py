@@ -65,8 +65,9 @@ def shown(values: pl.Series, kind: Kind, least: int = MIN_ROWS) -> pl.Series:
       of a small range): they, and how many rows have each of them, would follow from mean,
       squares and histogram. For this all numbers are rounded to steps in which at least
       half of the rows share one. If one alone is left of several, the column is empty.
-    * Rows of a rare category become `RARE`, and if these are few, the most frequent
-      category.
+    * Rows of a rare category become `RARE`, and if these are few, or as many as such
+      categories can nearly have, the most frequent category. If there is none, the column
+      is empty.
     * If a few rows are so far from all others that mean and squares are nearly theirs,
       they become the nearest number of another row.
 
@@ -104,12 +105,24 @@ def _shown_categories(values: pl.Series, least: int) -> pl.Series:
         is_named &= [len(name) <= MAX_NAME_LENGTH for name in names]
     largest = names[int(is_named.argmax())] if is_named.any() else RARE
     gaps = values.null_count()
+    if not is_named.any() and _tells_of_few(rows, least):
+        return values.clear(len(values))
     if not is_named.all():
-        is_few = rows[~is_named].sum() < least
+        is_few = _tells_of_few(rows[~is_named], least)
         others = pl.Series(names[~is_named], dtype=pl.String)
         is_other = values.is_in(others.implode()).fill_null(False)
         values = values.set(is_other, largest if is_few else RARE)
     return values.fill_null(largest) if 0 < gaps < least else values
+
+
+def _tells_of_few(rows: Int64[NDArray, " names"], least: int) -> bool:
+    """Whether the rows of unnamed categories together say something about one of them.
+
+    They do if they are few, or so many that each category must have some: four of each of
+    two, if these are eight.
+    """
+    most = (least - 1) * (len(rows) - 1)
+    return rows.sum() < least or (rows.max() < least and rows.sum() > most)
 
 
 def _shown_booleans(values: pl.Series, least: int) -> pl.Series:

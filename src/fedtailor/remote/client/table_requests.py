@@ -27,6 +27,7 @@ from fedtailor.remote.job.exposure import NUMBERS_PER_CELL, exposure_of
 from fedtailor.remote.job.job import Job
 from fedtailor.remote.job.plan import plan_of
 from fedtailor.remote.job.statistics import (
+    MAX_INPUT,
     OWN_FILE,
     ClientTable,
     Statistics,
@@ -87,8 +88,7 @@ class JobHandler:
         self._data, self._log = data, client_log(name)
         self._table: ClientTable | None = None
         self._describer: Describer | None = None
-        # The client's own statistics that were sent, and the pooled ones taken.
-        self._sent: Statistics | None = None
+        # The pooled statistics of all clients, once they are taken.
         self._taken: Statistics | None = None
         self._rounds: RoundHandler | None = None
         if not job.schema.federated:
@@ -103,7 +103,6 @@ class JobHandler:
             content = [cells, np.asarray(self._table.y).tobytes()]
             times = self._table.times
             self._examples = self._examples_of(self._table)
-            self._sent = Statistics.load(store.directory, job.schema, OWN_FILE)
             # A client that is restarted continues with the same preprocessing.
             self._taken = Statistics.load(store.directory, job.schema)
             if self._taken is not None:
@@ -193,18 +192,17 @@ class JobHandler:
         if table is None:
             raise Refused(Refusal.NOT_IN_JOB, "this job takes tables as they stand")
         if request.task == STATISTICS:
-            own = table.statistics(train)
+            own, sent = table.statistics(train), self._own_sent()
             # With a row more or less, the difference of both would be that row.
             refuse_unless(
-                self._sent is None or own == self._sent,
+                sent is None or own == sent,
                 Refusal.OTHER_STATISTICS,
                 "its rows differ from those whose sums it sent in this job, which it"
                 " does once; start it with those rows, or take part in a new job, with"
                 " another seed",
             )
-            if self._sent is None:
+            if sent is None:
                 own.save(self._store.directory, OWN_FILE)
-                self._sent = own
             return {STATISTICS: as_array(own)}
         with refusing(Refusal.WRONG_STATISTICS):
             pooled = statistics_from_arrays(request.arrays, schema)
@@ -212,6 +210,10 @@ class JobHandler:
         if self._rounds is None:
             self._begin(self._convert(pooled), pooled)
         return {}
+
+    def _own_sent(self) -> Statistics | None:
+        """The client's own statistics that it sent, also to describe its table."""
+        return Statistics.load(self._store.directory, self._job.schema, OWN_FILE)
 
     def _take(self, pooled: Statistics) -> None:
         """Take pooled statistics, which a client does once a job.
@@ -233,8 +235,9 @@ class JobHandler:
             return
         with refusing(Refusal.WRONG_STATISTICS):
             pooled.preprocessing(schema)
-            if self._sent is not None:
-                check_column_sums(pooled, self._sent, schema)
+            sent = self._own_sent()
+            if sent is not None:
+                check_column_sums(pooled, sent, schema)
         # Save them before they are used: what they lead to must not depend on how often
         # this client is restarted.
         pooled.save(self._store.directory)
@@ -247,9 +250,16 @@ class JobHandler:
             Refused: the table does not fit them.
         """
         assert self._table is not None
+        train, schema = self._examples.training_rows, self._job.schema
         with refusing(Refusal.TABLE):
+            check_scale(statistics, self._table.statistics(train), schema)
             rows = self._table.rows(statistics)
-            check_scale(rows, self._examples.training_rows, self._job.schema)
+        far = int((np.abs(rows.x) == MAX_INPUT).any(axis=1).sum())
+        if far:
+            self._log.warning(
+                f"{self._data.name}: {far} rows have cells farther than {MAX_INPUT:g}"
+                " standard deviations from the pooled mean, which count as so far"
+            )
         return rows
 
     def _begin(

@@ -44,6 +44,14 @@ from fedtailor.remote.job.table import (
 FILE = "statistics.json"
 """File in which each machine stores the pooled statistics."""
 
+MAX_INPUT = 1e6
+"""The largest input or target, in standard deviations; farther ones count as so far.
+
+In n pooled rows a deviation from the mean is at most sqrt(n) standard deviations. So with
+less than 10^12 rows only cells lie farther that are hidden in the pooled sums
+(`hiding.shown`), or not in them. Whether there is one must not show in an answer.
+"""
+
 OWN_FILE = "own-statistics.json"
 """File in which a client stores the statistics of its own rows that it has sent."""
 
@@ -236,15 +244,15 @@ class ClientTable:
         return pl.Series([names[code] for code in codes.tolist()], dtype=pl.String)
 
     def rows(self, statistics: Statistics) -> ClientExamples:
-        """Convert the table to the examples that models take."""
+        """Convert the table to the examples that models take, within `MAX_INPUT`."""
         preprocessing = statistics.preprocessing(self.schema)
         x = preprocessing.transform(self.frame, missing="impute", unknown="other")
+        x = np.clip(x, -MAX_INPUT, MAX_INPUT)
         if self.schema.task != "regression":
             return ClientExamples(x, self.y, self.times)
         centered = self.y.astype(np.float64) - preprocessing.target_shift
-        with np.errstate(over="ignore"):  # becomes infinite, which is checked
-            y = (centered / preprocessing.target_scale).astype(np.float32)
-        return ClientExamples(x, y, self.times)
+        y = np.clip(centered / preprocessing.target_scale, -MAX_INPUT, MAX_INPUT)
+        return ClientExamples(x, y.astype(np.float32), self.times)
 
     def parsed(self, name: str) -> pl.Series:
         """Parse a column as values of the kind that the job expects.

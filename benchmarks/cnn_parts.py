@@ -17,10 +17,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import torch
 from cells import CELLS
 from jax.nn import log_softmax
 from measuring import machine, show, take_turns
 from ours import rounds_of
+from pytorch_loop import Loop, to_torch
 from rich.console import Console
 from rich.table import Table
 from rounds import LR, start
@@ -87,7 +89,7 @@ def parts() -> dict[str, tuple[float, Callable[..., Any], tuple[Any, ...]]]:
     conv_1, conv_2 = 4 * patch[0] * 32 * pixels[0], 6 * patch[1] * 64 * pixels[1]
     flat = 1600 * 512
     whole = conv_1 + conv_2 + 6 * BATCH * (flat + 512 * CELL.classes)
-    images, params = random(BATCH, 32, 32, 3), CELL.model.params(init())
+    images, params = random(BATCH, 32, 32, 3), CELL.model.params(jnp.asarray(init()))
     kernels = random(5, 5, 3, 32), random(5, 5, 32, 64)
     pooled = random(32, 14 * 14 * BATCH), random(64, 5 * 5 * BATCH)
     # The first convolution computes pooling windows: patches of 6 x 6 pixels.
@@ -133,8 +135,8 @@ def parts() -> dict[str, tuple[float, Callable[..., Any], tuple[Any, ...]]]:
     }
 
 
-def init() -> jax.Array:
-    return CELL.model.init(jax.random.key(0))
+def init() -> Any:
+    return np.asarray(CELL.model.init(jax.random.key(0)))
 
 
 def main() -> None:
@@ -143,19 +145,21 @@ def main() -> None:
     ).parse_args()
     console = Console(width=120, highlight=False)
     console.print(machine("jax"))
-    # Before all else, as it sets up JAX.
-    calls: dict[str, Callable[[], object]] = {
-        "a step of a round": rounds_of(start(CELL))
+    torch.set_num_threads(1)
+    loop, theta = Loop(CELL, range(len(CELL.sizes)), LR), to_torch(CELL, init())
+    rounds: dict[str, Callable[[], object]] = {
+        "a step of a round": rounds_of(start(CELL)),
+        "a step of the PyTorch loop": lambda: loop.round(theta),
     }
-    flop = {}
+    calls, flop = {**rounds}, {}
     for name, (operations, function, arguments) in parts().items():
         flop[name] = operations
         compiled = jax.jit(function)
         calls[name] = lambda f=compiled, a=arguments: jax.block_until_ready(f(*a))
-    flop["a step of a round"] = flop["a step without its batch"]
+    flop |= dict.fromkeys(rounds, flop["a step without its batch"])
     table = Table("part", "MFLOP", "ms", "GFLOP/s")
     for name, times in take_turns(calls, TURNS, process_time).items():
-        one = times.per(STEPS if name == "a step of a round" else 1)
+        one = times.per(STEPS if name in rounds else 1)
         milliseconds = f"{1e3 * one.minimum:.2f} / {1e3 * one.median:.2f}"
         speed = f"{flop[name] / one.minimum / 1e9:.0f}"
         table.add_row(name.strip(), f"{flop[name] / 1e6:.0f}", milliseconds, speed)

@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 from rounds import LR, start
 
-from fedtailor.models.convolution import convolve
+from fedtailor.models.convolution import convolve, to_feature_maps
 from fedtailor.models.pooling import convolve_windows, pool_relu, windows
 
 TURNS = 15
@@ -50,6 +50,19 @@ def gradient_step(params: Any, images: jax.Array) -> Any:
 
     gradient = jax.grad(loss)(params)
     return jax.tree.map(lambda theta, g: theta - LR * g, params, gradient)
+
+
+def first_by_columns(
+    kernel: jax.Array, bias: jax.Array, images: jax.Array, g: jax.Array
+) -> Any:
+    """As `first`, with the columns of pixels instead of pooling windows."""
+
+    def layer(kernel: jax.Array, bias: jax.Array) -> jax.Array:
+        y = windows(convolve(to_feature_maps(images), kernel))
+        return pool_relu(y, bias, "max")
+
+    y, derivative = jax.vjp(layer, kernel, bias)
+    return y, derivative(g)
 
 
 def first(kernel: jax.Array, bias: jax.Array, images: jax.Array, g: jax.Array) -> Any:
@@ -107,7 +120,12 @@ def parts() -> dict[str, tuple[float, Callable[..., Any], tuple[Any, ...]]]:
             first,
             (kernels[0], random(32), images, pooled[0]),
         ),
-        "of which its two products": (
+        "the same by columns of pixels": (
+            conv_1,
+            first_by_columns,
+            (kernels[0], random(32), images, pooled[0]),
+        ),
+        "products of the first convolution": (
             conv_1,
             two_products,
             (random(36 * 3, 128), columns[0], random(128, pixels[0] // 4)),
@@ -117,7 +135,7 @@ def parts() -> dict[str, tuple[float, Callable[..., Any], tuple[Any, ...]]]:
             second,
             (random(32, 14, 14, BATCH), kernels[1], random(64), pooled[1]),
         ),
-        "of which its three products": (
+        "products of the second convolution": (
             conv_2,
             three_products,
             (random(patch[1], 64), columns[1], random(64, pixels[1])),
@@ -127,7 +145,7 @@ def parts() -> dict[str, tuple[float, Callable[..., Any], tuple[Any, ...]]]:
             dense,
             (w, x, random(BATCH, 512)),
         ),
-        "of which its three products ": (
+        "products of the dense layer": (
             6 * BATCH * flat,
             lambda w, x, g: (x @ w, g @ w.T, x.T @ g),
             (w, x, random(BATCH, 512)),
@@ -162,7 +180,7 @@ def main() -> None:
         one = times.per(STEPS if name in rounds else 1)
         milliseconds = f"{1e3 * one.minimum:.2f} / {1e3 * one.median:.2f}"
         speed = f"{flop[name] / one.minimum / 1e9:.0f}"
-        table.add_row(name.strip(), f"{flop[name] / 1e6:.0f}", milliseconds, speed)
+        table.add_row(name, f"{flop[name] / 1e6:.0f}", milliseconds, speed)
     command = "taskset -c 0 python benchmarks/cnn_parts.py"
     show(console, table, "cnn-parts", "jax", command=command)
 

@@ -348,10 +348,10 @@ def test_sums_of_windows_are_of_the_rows_that_train(tmp_path):
     train, windows = examples.training_rows, len(examples.split["train"])
     assert len(set(train.tolist())) == len(train) < windows * 8
     own = table.statistics(train)
-    own.check_rows(windows, schema, own=True)
+    own.check_rows(windows, schema)
     for wrong in (len(train), len(train) // 8 - 1):
         with pytest.raises(ValueError, match="of 'left' are of"):
-            own.check_rows(wrong, schema, own=True)
+            own.check_rows(wrong, schema)
 
 
 @pytest.mark.parametrize(

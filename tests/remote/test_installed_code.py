@@ -10,7 +10,9 @@ from fedtailor.models import registry
 from fedtailor.models.metrics import Metric
 from fedtailor.protocol import Algorithm
 from fedtailor.protocol.plain import from_plain, to_plain
+from fedtailor.remote.client.round_requests import PERSONAL, load_own
 from fedtailor.remote.job.job import read_job
+from fedtailor.remote.job.plan import plan_of
 from remote.jobs import JOB, NAMES, Clients
 
 THEIRS = """
@@ -179,7 +181,10 @@ def test_a_network_of_several_inputs_trains_over_machines(towers):
         np.asarray(training.server.model), np.asarray(simulation.training.server.model)
     )
     for name in NAMES:
-        own, expected = towers.personal(name), simulation.personal(name)
+        # As `fedtailor federation predict` opens it.
+        path = towers.store(name).directory / PERSONAL
+        own = load_own(path, plan_of(towers.job).model, name)
+        expected = simulation.personal(name)
         np.testing.assert_array_equal(own.theta, expected.theta)
         x = towers.rows[name].x[:5]
         np.testing.assert_array_equal(own.predict(x), expected.predict(x))

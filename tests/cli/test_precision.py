@@ -82,6 +82,14 @@ use = "fedavg"
 """
 
 
+MIXED = {
+    "type": "Precision",
+    "parameters": "float32",
+    "compute": "bfloat16",
+    "sums": "float32",
+}
+
+
 @pytest.mark.parametrize(
     ("model", "options", "dtype"),
     [
@@ -95,6 +103,16 @@ use = "fedavg"
             'model = { use = "mlp", hidden = 4, precision = "bfloat16" }',
             ["--precision", "float32"],
             "float32",
+        ),
+        (
+            'model = { use = "mlp", hidden = 4, precision = "mixed" }',
+            [],
+            MIXED,
+        ),
+        (
+            'model = { use = "mlp", hidden = 4 }',
+            ["--precision", "mixed"],
+            MIXED,
         ),
     ],
 )

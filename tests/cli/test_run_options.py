@@ -66,3 +66,12 @@ def test_a_plan_says_what_a_round_needs_and_trains_nothing(capsys, tmp_path):
     assert main(["run", "ditto", "digits-rotated", *options]) == 0
     assert "a round needs, without data and program" in capsys.readouterr().out
     assert not (tmp_path / "run").exists()
+
+
+def test_a_plan_says_the_rate_of_adapters(capsys):
+    options = ["--clients", "4", "--plan", "--model", "mlp:hidden=4,lora=2"]
+    assert main(["run", "fedavg", "digits-rotated", *options]) == 0
+    said = "0.025 (by default, adapters train at 0.5 times the scenario's rate)"
+    assert said in " ".join(capsys.readouterr().out.split())
+    assert main(["run", "fedavg", "digits-rotated", *options, "--sgd.lr", "0.05"]) == 0
+    assert "0.05 (by default," in capsys.readouterr().out

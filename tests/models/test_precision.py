@@ -9,7 +9,8 @@ from conformance.examples import example
 from conformance.problems import classification
 from fedtailor.aggregation.mix import mix, weighted_sums
 from fedtailor.data.federation import from_arrays
-from fedtailor.models import Precision, logistic, mlp, resnet
+from fedtailor.models import Precision, logistic, lora, mlp, resnet
+from fedtailor.models.precision import dtype_of
 from fedtailor.protocol import Algorithm
 
 BF16 = np.dtype(jnp.bfloat16)
@@ -84,6 +85,24 @@ def test_training_is_near_that_in_float32(dtype):
         np.testing.assert_allclose(np.float64(ours), exact, atol=6 * ULP)
     frames = [run.frame().filter(metric="loss")["value"] for run in (full, half)]
     np.testing.assert_allclose(*frames, rtol=0.05)
+
+
+def test_adapters_in_mixed_precision_are_near_those_in_float32():
+    """Frozen arrays keep their bits, and what is trained is in float32."""
+    runs = []
+    for dtype in ("float32", dtype_of("mixed")):
+        model = lora(mlp(8), 2).bind((3,), 2, dtype=dtype)
+        before = {path: model.frozen[path].copy() for path in model.frozen}
+        run = ft.run(ft.FedAvg(), federation(), model, rounds=3)
+        for path, array in before.items():
+            np.testing.assert_array_equal(run.model.frozen[path], array)
+            assert array.dtype == np.float32
+        runs.append(run)
+    full, mixed = runs
+    for name in full.federation.names:
+        ours, exact = mixed.personal(name).theta, full.personal(name).theta
+        assert ours.dtype == np.float32 and not np.array_equal(ours, exact)
+        np.testing.assert_allclose(ours, exact, atol=6 * ULP)
 
 
 def test_small_steps_add_up_in_float32():

@@ -3,14 +3,17 @@
 import sys
 from importlib.metadata import EntryPoint
 
+import numpy as np
 import pytest
 
 from fedtailor.models import registry
 from fedtailor.models.metrics import Metric
 from fedtailor.protocol import Algorithm
 from fedtailor.protocol.plain import from_plain, to_plain
+from fedtailor.remote.client.round_requests import PERSONAL, load_own
 from fedtailor.remote.job.job import read_job
-from remote.jobs import JOB
+from fedtailor.remote.job.plan import plan_of
+from remote.jobs import JOB, NAMES, Clients
 
 THEIRS = """
 import fedtailor as ft
@@ -110,3 +113,78 @@ def test_a_stored_method_of_an_installed_package_is_found(job):
     Algorithm.registry.pop("theirs")
     sys.modules.pop("theirs_outside")
     assert type(from_plain(Algorithm, stored)).__name__ == "Theirs"
+
+
+TOWERS = """
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import fedtailor as ft
+
+# The columns of a table in their order: the age, and the two wards.
+INPUTS = ft.models.Inputs.of({"a_age": np.zeros((1, 1)), "ward": np.zeros((1, 2))})
+
+class Towers(eqx.Module):
+    age: eqx.nn.Linear
+    ward: eqx.nn.Linear
+    head: eqx.nn.Linear
+
+    def __init__(self, key):
+        keys = jax.random.split(key, 3)
+        self.age = eqx.nn.Linear(1, 3, key=keys[0])
+        self.ward = eqx.nn.Linear(2, 3, key=keys[1])
+        self.head = eqx.nn.Linear(6, 2, key=keys[2])
+
+    def __call__(self, x):
+        parts = INPUTS.unpack(x)
+        both = jnp.concatenate([self.age(parts["a_age"]), self.ward(parts["ward"])])
+        return self.head(jax.nn.relu(both))
+
+def towers():
+    return ft.models.from_equinox(Towers)
+"""
+
+
+@pytest.fixture
+def towers(tmp_path, monkeypatch):
+    """Clients whose job names a network of several inputs that a package offers."""
+    (tmp_path / "towers_outside.py").write_text(TOWERS)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def entry_points(group, name=None):
+        is_theirs = group == "fedtailor.models" and name in (None, "towers")
+        return [EntryPoint("towers", "towers_outside:towers", group)] * is_theirs
+
+    monkeypatch.setattr("fedtailor._base.entry_points.entry_points", entry_points)
+
+    class Towers(Clients):
+        def set_rounds(self, rounds):
+            text = JOB.format(rounds=rounds, **self.settings)
+            text = text.replace('use = "logistic"', 'use = "towers"')
+            self.path.write_text(text)
+            with pytest.raises(ValueError, match="is code of the package") as caught:
+                read_job(self.path)
+            line = str(caught.value).partition("by ")[2].partition(" in [code]")[0]
+            self.path.write_text(f"{text}\n[code]\n{line}\n")
+            self.job = read_job(self.path)
+
+    yield Towers(tmp_path / "job", 2, method="fedper")
+    registry._BUILDERS.pop("towers", None)
+    sys.modules.pop("towers_outside", None)
+
+
+def test_a_network_of_several_inputs_trains_over_machines(towers):
+    """The columns of the clients' tables are its inputs in their order."""
+    training, simulation = towers.train(NAMES), towers.simulated(NAMES, 2)
+    np.testing.assert_array_equal(
+        np.asarray(training.server.model), np.asarray(simulation.training.server.model)
+    )
+    for name in NAMES:
+        # As `fedtailor federation predict` opens it.
+        path = towers.store(name).directory / PERSONAL
+        own = load_own(path, plan_of(towers.job).model, name)
+        expected = simulation.personal(name)
+        np.testing.assert_array_equal(own.theta, expected.theta)
+        x = towers.rows[name].x[:5]
+        np.testing.assert_array_equal(own.predict(x), expected.predict(x))

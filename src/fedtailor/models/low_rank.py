@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 from numpy.typing import NDArray
 
 from fedtailor._base.choice import require
-from fedtailor.models.architecture import Architecture, Network
+from fedtailor.models.architecture import Architecture, InPrecision, Network
 from fedtailor.models.frozen_arrays import FrozenArrays
 from fedtailor.models.frozen_network import (
     PartlyFrozen,
@@ -290,6 +290,12 @@ def _entries_of(model: Model, a: str, b: str) -> tuple[AdapterEntries, ...]:
         for path, *_ in model.architecture.adapted
         for place in (f"{ADAPTERS}.{path.replace('.', '/')}",)
     )
+
+
+def has_adapters(network: Architecture) -> bool:
+    """Whether `lora` made the network, also one of another precision."""
+    inner = network.inner if isinstance(network, InPrecision) else network
+    return isinstance(inner, Lora)
 
 
 def scale_of_adapters(model: object) -> float:

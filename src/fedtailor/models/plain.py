@@ -13,7 +13,12 @@ from fedtailor.models.frozen_arrays import FrozenArrays, start_file
 from fedtailor.models.frozen_network import frozen
 from fedtailor.models.low_rank import lora
 from fedtailor.models.model import Model
-from fedtailor.models.precision import FileDType, dtype_from_plain, plain_dtype
+from fedtailor.models.precision import (
+    FileDType,
+    dtype_from_plain,
+    dtype_of,
+    plain_dtype,
+)
 from fedtailor.models.registry import ENTRY_POINTS, builders, find_builder
 from fedtailor.models.tasks import loss_of, plain_loss
 from fedtailor.protocol.plain import (
@@ -165,7 +170,7 @@ def architecture_of(
         )
     if wrapping:
         result = _wrapped(result, wrapping, place)
-    return result if precision is None else result.in_precision(precision)
+    return result if precision is None else result.in_precision(dtype_of(precision))
 
 
 _WRAPPING: dict[str, Any] = {

@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 DType = Literal["float32", "float64", "bfloat16"]
 
-FileDType = Literal["float32", "bfloat16"]
-"""The types that files and the command line name; the third needs a switch of JAX."""
+FileDType = Literal["float32", "bfloat16", "mixed"]
+"""The precisions that files and the command line name; float64 needs a switch of JAX."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,13 @@ class Precision:
     def is_mixed(self) -> bool:
         """Whether networks compute in a type other than that of sums."""
         return self.compute != self.sums
+
+
+def dtype_of(name: FileDType) -> DType | Precision:
+    """A model's `dtype` from its name in files and on the command line. With "mixed",
+    parameters stay in float32, and networks compute in bfloat16.
+    """
+    return Precision(compute="bfloat16") if name == "mixed" else name
 
 
 def plain_dtype(dtype: DType | Precision) -> Any:

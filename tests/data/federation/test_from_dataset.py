@@ -112,6 +112,7 @@ class Named:
 
 TEXTS = ["abc", "de", "fghi", "j"] * 3
 DATA = Columns(text=TEXTS, label=Y % 2, site=OWNERS)
+NUMBERED = Columns(text=TEXTS, number=Y, label=Y % 2, site=OWNERS)
 
 
 def test_texts_become_tokens():
@@ -151,7 +152,7 @@ def _fails(texts):
             "1 to 4 tokens, and models take one length; have it pad",
         ),
         ({"tokenizer": Tokenizer(pad=1)}, r"pads with \[1\], which texts hold"),
-        ({"tokenizer": Tokenizer(), "x": "label"}, "the inputs are no texts"),
+        ({"tokenizer": Tokenizer(), "x": "number"}, "the inputs are no texts"),
         ({"next_token": True}, "give the tokenizer"),
         (
             {"next_token": True, "tokenizer": _fails},
@@ -161,8 +162,30 @@ def _fails(texts):
 )
 def test_what_a_tokenizer_should_not_do(options, message):
     with pytest.raises(ValueError, match=message) as refused:
-        from_dataset(DATA, "site", **options)
+        from_dataset(NUMBERED, "site", **{"x": "text", **options})
     assert "\n" not in str(refused.value)
+
+
+class Splits(dict):
+    """The splits of a data set, as Hugging Face's `DatasetDict`."""
+
+    column_names = None
+
+
+SPLITS = Splits(train=DATA, test=DATA)
+TABLE = Columns(u=Y / 2, v=Y / 2, label=Y, site=OWNERS)
+
+
+def named(*names):
+    """A data set whose classes have names."""
+
+    class Labels:
+        pass
+
+    Labels.names = names
+    data = Columns(u=X, label=Y % 2)
+    data.features = {"label": Labels()}
+    return data
 
 
 @pytest.mark.parametrize(
@@ -180,8 +203,54 @@ def test_what_a_tokenizer_should_not_do(options, message):
         ({"a": Columns(u=Y, v=Y, label=Y)}, {}, "name one with x"),
         ({"a": Columns(u=Y, label=Y)}, {"x": "z"}, "there is no column 'z'"),
         ({"a": Columns(text=["one"] * 12, label=Y)}, {}, "texts into tokens"),
+        ("imdb", {"client": "site"}, "'imdb' is the name of a data set; load it first"),
+        (SPLITS, {}, "Splits has the splits train, test; give one of them"),
+        (SPLITS, {"client": "site"}, "Splits has the splits"),
+        ({"a": SPLITS}, {}, "Splits has the splits"),
+        (
+            TABLE,
+            {"client": "ward"},
+            "no column 'ward'; the data set has u, v, label, site",
+        ),
+        (TABLE, {"client": "site", "x": ["u", "label"]}, "x names the column 'label'"),
+        (TABLE, {"client": "site", "x": "site"}, "x names the column 'site'"),
+        (TABLE, {"client": "site", "x": ["u", "u"]}, "x names the column 'u', which"),
+        (
+            {"a": Columns(u=X, label=[0, None] * 6)},
+            {},
+            "example 1 has nothing in the column 'label'; leave such examples out",
+        ),
+        ({"a": [{"u": X[0], "label": 0}, {"label": 1}]}, {}, "there is no column 'u'"),
+        (
+            {"a": named("no", "yes"), "b": named("yes", "no")},
+            {},
+            "class 0, 1, ... is no, yes for 'a' and yes, no for 'b'; cast both",
+        ),
     ],
 )
 def test_what_cannot_be_read_is_one_line(data, options, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=message) as refused:
         from_dataset(data, **options)
+    assert "\n" not in str(refused.value)
+
+
+def test_each_example_is_read_once():
+    """A transform that draws at random is applied once for all columns."""
+
+    class Counted(Columns):
+        def __getitem__(self, number):
+            read.append(number)
+            return super().__getitem__(number)
+
+    read: list[int] = []
+    data = Counted(u=X, v=Y / 2, label=Y, site=OWNERS)
+    from_dataset(data, "site", x=["u", "v"])
+    # The first one also tells which columns there are.
+    assert sorted(set(read)) == list(range(12)) and len(read) <= 12 + 2
+
+
+def test_token_ids_need_no_tokenizer():
+    ids = [[number, 2, 0] for number in range(12)]
+    data = Columns(text=TEXTS, input_ids=ids, label=Y, site=OWNERS)
+    federation = from_dataset(data, "site", x="input_ids")
+    assert federation.x.dtype == np.int32 and federation.x.tolist() == ids

@@ -2,14 +2,16 @@
 line.
 """
 
+from dataclasses import asdict, replace
 from typing import Literal
 
 import numpy as np
 import pytest
 
+from fedtailor.algorithms import FedAvg
 from fedtailor.data.federation import from_arrays
 from fedtailor.lab.scenarios.scenario import Scenario, defaults_with
-from fedtailor.models import logistic
+from fedtailor.models import logistic, lora, mlp
 from fedtailor.protocol import SGD
 
 
@@ -116,3 +118,24 @@ def test_methods_train_as_the_scenario_says():
         scenario.algorithm("fedavg").sgd.lr,
         scenario.algorithm("ucfl").sgd.epochs,
     ) == (0.3, 7)
+
+
+def test_adapters_train_at_half_of_the_rate():
+    whole = Scenario(
+        "toy",
+        "a toy",
+        build,
+        mlp(4),
+        3,
+        default=defaults_with(SGD(lr=0.3, momentum=0.9)),
+    )
+    for network in (lora(mlp(4), 2), lora(mlp(4), 2).in_precision("bfloat16")):
+        adapted = replace(whole, model=network)
+        for name in ("fedavg", "flexlora", "pfedme"):
+            ours, theirs = adapted.algorithm(name).sgd, whole.algorithm(name).sgd
+            assert asdict(ours) == {**asdict(theirs), "lr": 0.5 * theirs.lr}
+    # The rate of a method that recommends its own, too.
+    own = replace(
+        whole, settings={"fedavg": FedAvg(sgd=SGD(lr=0.8))}, model=lora(mlp(4))
+    )
+    assert own.algorithm("fedavg").sgd.lr == 0.4

@@ -27,9 +27,10 @@ from fedtailor.lab.experiments.option_text import (
     asynchronous_of_text,
     uplink_of_texts,
 )
-from fedtailor.lab.scenarios.scenario import Scenario
+from fedtailor.lab.scenarios.scenario import ADAPTER_RATE, Scenario
 from fedtailor.lab.trackers import find_trackers
-from fedtailor.models.precision import FileDType
+from fedtailor.models.low_rank import has_adapters
+from fedtailor.models.precision import FileDType, dtype_of
 from fedtailor.protocol import Algorithm, is_hyperparameters
 from fedtailor.protocol.plain import check_trains
 
@@ -46,8 +47,8 @@ class Options:
     """Another model than the scenario's: its name, with arguments after a colon
     (mlp:hidden=64), or a function of a file (net.py:Net)."""
     precision: FileDType = "float32"
-    """The type of the model's numbers, in training and in messages: bfloat16 halves
-    the messages, and sums stay in float32."""
+    """The type of the model's numbers: bfloat16 in training and in messages, which halves
+    these; mixed in training only, so that parameters stay in float32. So do sums."""
     seed: int = 0
     """Random seed for the split, the initial models and everything else."""
     participation: float = 1.0
@@ -156,11 +157,14 @@ def run(arguments: list[str]) -> int:
         exchange = training.planned_exchange()
         memory = training.executor.plan(exchange)
         plan = {"exchange": exchange.task, **memory.as_dict()}
-        say_block(
-            json.dumps(plan)
-            if options.json
-            else as_lines(memory.in_words(exchange.task))
-        )
+        words = memory.in_words(exchange.task)
+        if has_adapters(scenario.model) and hasattr(algorithm, "sgd"):
+            rate: Any = algorithm
+            words["learning rate"] = (
+                f"{rate.sgd.lr:g} (by default, adapters train at {ADAPTER_RATE:g} times"
+                " the scenario's rate)"
+            )
+        say_block(json.dumps(plan) if options.json else as_lines(words))
         return 0
     with (
         progress_of(f"{names[0]} on {names[1]}", options.rounds) as progress,
@@ -203,22 +207,23 @@ def _parse(
     Raises:
         ValueError: an option or a value is wrong; the message is one line.
     """
-    default: Any = scenario.algorithm(name)
-    options = Options(rounds=scenario.rounds)
-    reserved_names = [field.name for field in (*fields(default), *fields(options))]
-    parsed = parse_parts(
-        {
-            "algorithm": default,
-            "sizes": sizes_of(scenario, reserved_names),
-            "options": options,
-        },
-        f"Train {name} on {scenario.name}: {scenario.description}.",
-        arguments,
-        f"fedtailor run {name} {scenario.name}",
-    )
-    algorithm, options = parsed["algorithm"], parsed["options"]
-    check_local_training(algorithm)
-    changed = with_sizes(scenario, parsed["sizes"])
+
+    def parsed_for(default: Any) -> dict[str, Any]:
+        options = Options(rounds=scenario.rounds)
+        reserved_names = [field.name for field in (*fields(default), *fields(options))]
+        return parse_parts(
+            {
+                "algorithm": default,
+                "sizes": sizes_of(scenario, reserved_names),
+                "options": options,
+            },
+            f"Train {name} on {scenario.name}: {scenario.description}.",
+            arguments,
+            f"fedtailor run {name} {scenario.name}",
+        )
+
+    parsed = parsed_for(scenario.algorithm(name))
+    changed, options = with_sizes(scenario, parsed["sizes"]), parsed["options"]
     if options.model is not None:
         require(
             options.model != AUTO,
@@ -226,8 +231,14 @@ def _parse(
             " TABLE`, which then says which one to run",
         )
         changed = replace(changed, model=architecture_of_text(options.model))
+        # The network of an option may have adapters, whose default rate is another one.
+        if has_adapters(changed.model) != has_adapters(scenario.model):
+            parsed = parsed_for(changed.algorithm(name))
+    algorithm = parsed["algorithm"]
+    check_local_training(algorithm)
     if options.precision != "float32":
-        changed = replace(changed, model=changed.model.in_precision(options.precision))
+        model = changed.model.in_precision(dtype_of(options.precision))
+        changed = replace(changed, model=model)
     return algorithm, changed, options
 
 

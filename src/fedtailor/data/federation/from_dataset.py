@@ -45,7 +45,8 @@ def from_dataset(
             has it.
         x: the column of inputs: numbers or images of one shape; or the columns, if an
             example has several inputs (in pairs, a mapping of names to arrays). By default
-            the one that is neither the target nor the client.
+            the one that is neither the target nor the client. Whole numbers of a column
+            `input_ids` are token ids.
         y: the column of targets; by default label, labels, target or y. If the data set's
             `features` have names of classes, so has the federation.
         tokenizer: turns texts [n] into token ids [n, t], or into a mapping that has them as
@@ -57,8 +58,9 @@ def from_dataset(
         The federation.
 
     Raises:
-        ValueError: a data set has no length, a column is missing or none is obvious, or
-            inputs are texts without a tokenizer or differ in shape.
+        ValueError: a data set has no length or several splits, a column is missing or none
+            is obvious, a cell is empty, clients name their classes differently, or inputs
+            are texts without a tokenizer or differ in shape.
 
     Example:
         >>> pairs = [(np.array([float(n)]), n % 2) for n in range(12)]
@@ -79,17 +81,20 @@ def from_dataset(
                 " classes=network.known_tokens",
             )
             options["classes"] = len(tokenizer)  # pyright: ignore[reportArgumentType]
-    if isinstance(data, Mapping) and not hasattr(data, "column_names"):
+    _check_kind(data)
+    if isinstance(data, Mapping):
         require(
             client is None,
             "client is given and each client has a data set of its own; leave it out",
         )
         require(len(data) > 0, "there is no data set; give client -> data set")
         parts = {str(name): _examples(one, reading, None) for name, one in data.items()}
-        owners = np.repeat(list(parts), [len(targets) for _, targets in parts.values()])
-        inputs = _joined([inputs for inputs, _ in parts.values()])
-        targets = np.concatenate([targets for _, targets in parts.values()])
-        names = _class_names(next(iter(data.values())), reading)
+        owners = np.repeat(list(parts), [len(part.targets) for part in parts.values()])
+        inputs = _joined([part.inputs for part in parts.values()])
+        targets = np.concatenate([part.targets for part in parts.values()])
+        names = _common_names(
+            {str(name): _class_names(one, reading) for name, one in data.items()}
+        )
         return _federation(inputs, targets, owners, names, options)
     require(
         client is not None,
@@ -98,10 +103,31 @@ def from_dataset(
     )
     assert client is not None
     column = client if isinstance(client, str) else None
-    inputs, targets = _examples(data, reading, column)
-    owners = _column(data, column) if column is not None else client
+    examples = _examples(data, reading, column)
+    owners = client if examples.owners is None else examples.owners
     names = _class_names(data, reading)
-    return _federation(inputs, targets, owners, names, options)
+    return _federation(examples.inputs, examples.targets, owners, names, options)
+
+
+def _check_kind(data: Any) -> None:
+    """Refuse what is no data set: a name, or the splits of one.
+
+    Raises:
+        ValueError: it is.
+    """
+    require(
+        not isinstance(data, str),
+        f"{data!r} is the name of a data set; load it first, such as by"
+        " datasets.load_dataset",
+    )
+    # A mapping with columns is a `DatasetDict`.
+    require(
+        not (isinstance(data, Mapping) and hasattr(data, "column_names")),
+        f"{type(data).__name__} has the splits {', '.join(map(str, data))}; give one of"
+        " them, or what datasets.concatenate_datasets makes of them"
+        if isinstance(data, Mapping)
+        else "",
+    )
 
 
 def _joined(parts: list[Any]) -> _Inputs:
@@ -122,6 +148,22 @@ def _joined(parts: list[Any]) -> _Inputs:
     if not isinstance(parts[0], Mapping):
         return np.concatenate(parts)
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def _common_names(found: Mapping[str, Sequence[str] | None]) -> Sequence[str] | None:
+    """The names of the classes, which all clients have in one order.
+
+    Raises:
+        ValueError: they do not, so that a number would mean two classes.
+    """
+    (first, names), *others = found.items()
+    for client, other in others:
+        require(
+            names is None or other is None or list(names) == list(other),
+            f"class 0, 1, ... is {', '.join(names or ())} for {first!r} and"
+            f" {', '.join(other or ())} for {client!r}; cast both to the same ClassLabel",
+        )
+    return names
 
 
 def _federation(
@@ -157,11 +199,22 @@ def _class_names(data: Any, reading: _Reading) -> Sequence[str] | None:
     return getattr(target, "names", None)
 
 
-def _examples(
-    data: Any, reading: _Reading, client: str | None
-) -> tuple[_Inputs, NDArray[Any]]:
-    """The inputs and the targets of a data set."""
-    x, y = reading.x, reading.y
+@dataclass(frozen=True)
+class _Examples:
+    """The inputs and the targets of a data set, and whose they are if a column says so."""
+
+    inputs: _Inputs
+    targets: NDArray[Any]
+    owners: NDArray[Any] | None = None
+
+
+def _examples(data: Any, reading: _Reading, client: str | None) -> _Examples:
+    """What is read of a data set.
+
+    Raises:
+        ValueError: as for `from_dataset`.
+    """
+    _check_kind(data)
     require(
         hasattr(data, "__len__") and hasattr(data, "__getitem__"),
         f"{type(data).__name__} has no length or no examples by number; give a map-style"
@@ -170,58 +223,96 @@ def _examples(
     require(len(data) > 0, "a data set has no examples; leave its client out")
     first = data[0]
     if isinstance(first, Mapping):
-        target = None if reading.next_token else _name_of_target(first, y)
-        others = [name for name in first if name not in (target, client)]
+        return _examples_of_columns(data, first, reading, client)
+    require(
+        isinstance(first, tuple | list) and len(first) == 2,
+        "an example is not a pair (input, target) and has no columns; give a data set"
+        " whose examples are one of them",
+    )
+    require(
+        reading.x is None
+        and reading.y is None
+        and client is None
+        and reading.tokenizer is None,
+        "the examples are pairs (input, target) and have no columns; leave the names of"
+        " columns out",
+    )
+    pairs = [data[number] for number in range(len(data))]
+    targets = _stacked([pair[1] for pair in pairs], "targets")
+    if isinstance(first[0], Mapping):
+        given = {tuple(sorted(pair[0])) for pair in pairs}
         require(
-            x is not None or len(others) == 1,
-            f"the columns {', '.join(others)} could all be inputs; name one with x",
+            len(given) == 1,
+            f"the inputs of an example are {' or '.join(map(str, sorted(given)))}; give"
+            " all examples the same",
         )
-        if x is not None and not isinstance(x, str):
-            require(
-                reading.tokenizer is None,
-                "a tokenizer takes one column of texts; name it alone with x",
-            )
-            assert target is not None
-            inputs = {name: _column(data, name) for name in x}
-            return inputs, _column(data, target)
-        inputs = _column(data, others[0] if x is None else x)
-        if reading.tokenizer is not None:
-            inputs, is_token = _tokens(reading.tokenizer, inputs)
-            if target is None:
-                return inputs[:, :-1], np.where(is_token, inputs, -1)[:, 1:]
+        inputs = {
+            name: _stacked([pair[0][name] for pair in pairs], name) for name in first[0]
+        }
+        return _Examples(inputs, targets)
+    inputs = _stacked([pair[0] for pair in pairs], "inputs")
+    return _Examples(_numbers(inputs), targets)
+
+
+def _examples_of_columns(
+    data: Any, first: Mapping[str, Any], reading: _Reading, client: str | None
+) -> _Examples:
+    """What is read of a data set whose examples have columns.
+
+    Raises:
+        ValueError: as for `from_dataset`.
+    """
+    x = reading.x
+    if client is not None:
+        _require_column(first, client)
+    target = None if reading.next_token else _name_of_target(first, reading.y)
+    others = [name for name in first if name not in (target, client)]
+    require(
+        x is not None or len(others) == 1,
+        f"the columns {', '.join(others)} could all be inputs; name one with x",
+    )
+    inputs_of = others if x is None else [x] if isinstance(x, str) else list(x)
+    for name in inputs_of:
+        require(
+            name not in (target, client) and inputs_of.count(name) == 1,
+            f"x names the column {name!r}, which is the target, the client or named twice;"
+            " leave it out of x",
+        )
+    names = [*inputs_of, *(name for name in (target, client) if name is not None)]
+    columns = _columns(data, names)
+    owners = None if client is None else columns[client]
+    if x is not None and not isinstance(x, str):
+        require(
+            reading.tokenizer is None,
+            "a tokenizer takes one column of texts; name it alone with x",
+        )
         assert target is not None
-        targets = _column(data, target)
-    else:
-        require(
-            isinstance(first, tuple | list) and len(first) == 2,
-            "an example is not a pair (input, target) and has no columns; give a data set"
-            " whose examples are one of them",
-        )
-        require(
-            x is None and y is None and client is None and reading.tokenizer is None,
-            "the examples are pairs (input, target) and have no columns; leave the names of"
-            " columns out",
-        )
-        pairs = [data[number] for number in range(len(data))]
-        if isinstance(first[0], Mapping):
-            given = {tuple(sorted(pair[0])) for pair in pairs}
-            require(
-                len(given) == 1,
-                f"the inputs of an example are {' or '.join(map(str, sorted(given)))}; give"
-                " all examples the same",
-            )
-            inputs = {
-                name: _stacked([pair[0][name] for pair in pairs], name)
-                for name in first[0]
-            }
-            return inputs, _stacked([pair[1] for pair in pairs], "targets")
-        inputs = _stacked([pair[0] for pair in pairs], "inputs")
-        targets = _stacked([pair[1] for pair in pairs], "targets")
+        several = {name: columns[name] for name in inputs_of}
+        return _Examples(several, columns[target], owners)
+    inputs = columns[inputs_of[0]]
+    if reading.tokenizer is not None:
+        inputs, is_token = _tokens(reading.tokenizer, inputs)
+        if target is None:
+            following = np.where(is_token, inputs, -1)[:, 1:]
+            return _Examples(inputs[:, :-1], following, owners)
+    elif inputs_of == ["input_ids"] and inputs.dtype.kind in "iu":
+        # Lists of whole numbers have no type, and tokenizers give this name to ids.
+        inputs = inputs.astype(np.int32)
+    assert target is not None
+    return _Examples(_numbers(inputs), columns[target], owners)
+
+
+def _numbers(inputs: NDArray[Any]) -> NDArray[Any]:
+    """Inputs that are numbers.
+
+    Raises:
+        ValueError: they are not.
+    """
     require(
         inputs.dtype.kind in "fiub",
         "inputs are not numbers; turn texts into tokens of one length by a tokenizer",
     )
-    return inputs, targets
+    return inputs
 
 
 def _tokens(
@@ -280,15 +371,36 @@ def _name_of_target(example: Mapping[str, Any], y: str | None) -> str:
     return found[0] if y is None else y
 
 
-def _column(data: Any, name: str) -> NDArray[Any]:
-    """A column of a data set whose examples have columns."""
-    first = data[0]
+def _require_column(example: Mapping[str, Any], name: str) -> None:
+    """Refuse a name that no column has.
+
+    Raises:
+        ValueError: there is none.
+    """
     require(
-        isinstance(first, Mapping) and name in first,
-        f"there is no column {name!r}; the data set has"
-        f" {', '.join(first) if isinstance(first, Mapping) else 'no columns'}",
+        name in example,
+        f"there is no column {name!r}; the data set has {', '.join(map(str, example))}",
     )
-    return _stacked([data[number][name] for number in range(len(data))], name)
+
+
+def _columns(data: Any, names: Sequence[str]) -> dict[str, NDArray[Any]]:
+    """Columns of a data set, of which each example is read once.
+
+    Raises:
+        ValueError: a column is missing, or a cell is empty.
+    """
+    cells: dict[str, list[Any]] = {name: [] for name in names}
+    for number in range(len(data)):
+        example = data[number]
+        for name, values in cells.items():
+            _require_column(example, name)
+            require(
+                example[name] is not None,
+                f"example {number} has nothing in the column {name!r}; leave such examples"
+                " out, such as by the data set's filter",
+            )
+            values.append(np.asarray(example[name]))
+    return {name: _stacked(values, name) for name, values in cells.items()}
 
 
 def _stacked(values: list[Any], name: str) -> NDArray[Any]:

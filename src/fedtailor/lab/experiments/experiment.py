@@ -32,7 +32,7 @@ from fedtailor.lab.trackers import find_tracker
 from fedtailor.models import Architecture, by_client
 from fedtailor.models.metrics import find_metric
 from fedtailor.models.plain import architecture_of
-from fedtailor.models.precision import FileDType
+from fedtailor.models.precision import FileDType, dtype_of
 from fedtailor.protocol import Algorithm, Pipeline
 from fedtailor.protocol.document import Document, read_document
 from fedtailor.protocol.plain import (
@@ -346,14 +346,14 @@ def in_precision(experiment: Experiment, precision: FileDType | None) -> Experim
     """The experiment with models of another precision; None = as they are."""
     if precision is None:
         return experiment
+    dtype = dtype_of(precision)
     scenarios = {}
     for scenario in experiment.scenarios:
         models = {
-            name: model.in_precision(precision)
-            for name, model in scenario.models.items()
+            name: model.in_precision(dtype) for name, model in scenario.models.items()
         }
         definition = scenario.definition
-        definition = replace(definition, model=definition.model.in_precision(precision))
+        definition = replace(definition, model=definition.model.in_precision(dtype))
         scenarios[scenario.label] = replace(
             scenario, definition=definition, models=models
         )
@@ -363,7 +363,7 @@ def in_precision(experiment: Experiment, precision: FileDType | None) -> Experim
         for candidate in method.candidates:
             model = candidate.model
             if model is not None:
-                model = model.in_precision(precision)
+                model = model.in_precision(dtype)
             candidates.append(replace(candidate, model=model))
         scenario = scenarios[method.scenario.label]
         methods.append(replace(method, scenario=scenario, candidates=tuple(candidates)))

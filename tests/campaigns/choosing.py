@@ -269,8 +269,9 @@ class Choosing:
             step: dict[str, Any] = {"kind": kind}
             own: dict[str, Any] = {}
             if kind == "split":
-                step |= {"node": int(rng.integers(3)), "left": int(rng.integers(1, 9))}
-                step |= {"input": int(rng.integers(inputs)), "bin": 1}
+                count = int(rng.choice([1, 2, 3000]))
+                moves = rng.integers(0, [3, inputs, 2, 9], (count, 4)).tolist()
+                step["moves"] = [[*move, True] for move in moves]
             if kind == "counts":
                 width = int(rng.choice([1, 49, 50, 2000]))
                 own = {"candidates": np.sort(rng.normal(size=(inputs, width)))}

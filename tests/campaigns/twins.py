@@ -198,10 +198,11 @@ class _Steps:
             if step["kind"] == "tree":
                 self._leaves = []
             if step["kind"] == "split":
-                if step["node"] in self._leaves:
-                    self._leaves.remove(step["node"])
-                self._leaves += [step["left"], step["left"] + 1]
-                self._last = step["left"] + 1
+                for node, _, _, left, _ in step["moves"]:
+                    if node in self._leaves:
+                        self._leaves.remove(node)
+                    self._leaves += [left, left + 1]
+                    self._last = left + 1
 
     def draw(self) -> tuple[list[str], list[dict[str, Any]], dict[str, np.ndarray]]:
         """Kinds, steps and arrays of the next message."""
@@ -228,13 +229,18 @@ class _Steps:
                 step["output"] = grown % self._outputs
                 grown += kind == "tree"
             if kind == "split":
-                step |= {
-                    "node": int(rng.choice(self._leaves or [0])),
-                    "left": self._last + 1,
-                    "input": int(rng.integers(INPUTS)),
-                    "bin": int(rng.integers(7)),
-                    "asks_left": bool(rng.random() < 0.5),
-                }
+                leaves = rng.permutation(self._leaves or [0])
+                several = leaves[: int(rng.integers(1, 4))].tolist()
+                step["moves"] = [
+                    [
+                        node,
+                        int(rng.integers(INPUTS)),
+                        int(rng.integers(7)),
+                        self._last + 1 + 2 * number,
+                        bool(rng.random() < 0.5),
+                    ]
+                    for number, node in enumerate(several)
+                ]
             if kind == "counts":
                 own = {"candidates": np.sort(rng.normal(size=(INPUTS, 49)) * 60)}
             if kind == "bins":

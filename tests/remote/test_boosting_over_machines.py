@@ -388,8 +388,11 @@ def test_candidates_thresholds_and_trees_are_those_of_the_jobs_size(boosted, tmp
         (["counts"], {}),
         (["baseline", "loss"], {}),
         (["gradients"], {"output": 0}),  # its root came with the loss
-        (["split"], {"node": 0, "left": 2**30}),
-        (["split"], {"node": 5, "left": 1}),
+        (["split"], {"moves": [[0, 0, 0, 3, True]]}),
+        (["split"], {"moves": [[5, 0, 0, 1, True]]}),
+        (["split"], {"moves": [[0, 0, 0, 1, True], [0, 0, 0, 3, True]]}),
+        (["split"], {}),
+        (["loss"], {"moves": [[0, 0, 0, 1, True]]}),
         (["loss"], {}),
     ],
     ids=str,

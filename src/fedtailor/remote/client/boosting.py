@@ -2,6 +2,7 @@
 a sum behind masks.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,6 @@ from fedtailor.remote.wire.boosting import (
     HALVINGS,
     SUMMED,
     Step,
-    leaves_of_tree,
     most_steps,
     read_steps,
     to_vector,
@@ -36,6 +36,7 @@ from fedtailor.statistics.boosting import (
 )
 from fedtailor.statistics.boosting.bins import BISECTIONS
 from fedtailor.statistics.boosting.federated import boosting_rows
+from fedtailor.statistics.boosting.tree import Move, most_at_once, most_splits
 
 CLIENTS = "clients"
 """A key next to the steps: the number of clients in their sum."""
@@ -101,7 +102,7 @@ class BoostingClient:
         self._trees: list[Tree] = []
         self._counted = 0  # questions of the search for bins
         self._leaves: set[int] = set()  # of the tree that grows; none before its root
-        self._last_node = 0
+        self._moves = 0  # of that tree
         self._measured = -1  # trees at the last loss
         self.own: PersonalModel | None = None
 
@@ -176,11 +177,12 @@ class BoostingClient:
         if step.kind == "baseline":
             self._baseline = step.arrays["baseline"]
         if step.kind == "gradients":
-            self._leaves, self._last_node = {0}, 0
+            self._leaves, self._moves = {0}, 0
         if step.kind == "split":
-            self._leaves -= {step.node}
-            self._leaves |= {step.left, step.left + 1}
-            self._last_node = step.left + 1
+            for move in step.moves:
+                self._leaves -= {move.node}
+                self._leaves |= {move.left, move.left + 1}
+            self._moves += len(step.moves)
         if step.kind == "tree":
             self._trees.append(step.arrays["tree"])
             self._leaves = set()
@@ -207,11 +209,8 @@ class BoostingClient:
             return "came twice for a tree"
         if kind in ("gradients", "tree") and step.output != grown % self._outputs:
             return "does not belong to the next tree of its round"
-        if kind == "split" and (
-            step.node not in self._leaves
-            or not self._last_node < step.left < 2 * leaves_of_tree(settings)
-        ):
-            return "is not of a leaf of this tree"
+        if isinstance(step, BoostingRequest) and step.kind == "split":
+            return self._why_not_moved(step.moves)
         if kind == "tree" and grown == settings.trees * self._outputs:
             return "is one tree too many"
         # The known trees of a boosting that is resumed come before the first loss.
@@ -221,6 +220,19 @@ class BoostingClient:
             self._leaves or grown % self._outputs or self._measured == grown
         ):
             return "came within a round of trees, or twice after one"
+        return ""
+
+    def _why_not_moved(self, moves: Sequence[Move]) -> str:
+        """Why rows cannot be moved, in words; empty if they can."""
+        if len(moves) > most_at_once(self._thresholds):
+            return "asks for too many histograms at once"
+        if self._moves + len(moves) > most_splits(self._boosting.settings):
+            return "asks for more splits than a tree needs"
+        leaves = set(self._leaves)
+        for number, move in enumerate(moves, self._moves):
+            if move.node not in leaves or move.left != 2 * number + 1:
+                return "is not of a leaf of this tree"
+            leaves -= {move.node}
         return ""
 
     def _own_model(self, rounds: int) -> PersonalModel:

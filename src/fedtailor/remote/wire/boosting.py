@@ -7,6 +7,7 @@ questions that follow, whose answers are one vector.
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import astuple
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -25,7 +26,12 @@ from fedtailor.statistics.boosting.grid import (
     to_grid,
     to_limbs,
 )
-from fedtailor.statistics.boosting.tree import FIELDS
+from fedtailor.statistics.boosting.tree import (
+    FIELDS,
+    Move,
+    most_leaves,
+    most_splits,
+)
 
 BOOST = "boost"
 """Task: take the last step of boosting, which asks for no sum. And the key of a request's
@@ -43,13 +49,15 @@ FINISH = "finish"
 """The kind of the last step: keep this number of rounds of trees, and make the own model."""
 
 _Number = Annotated[int, Field(ge=0, lt=2**31)]
+_Move = tuple[_Number, _Number, _Number, _Number, bool]
+"""The attributes of a `Move`."""
 
 
 class Step(BaseModel):
     """One `BoostingRequest` without its arrays, or the end.
 
     Attributes:
-        kind, output, node, input, bin, left, asks_left: see `BoostingRequest`.
+        kind, output, moves: see `BoostingRequest`.
         rounds: of the end, rounds of trees that are kept.
     """
 
@@ -67,11 +75,7 @@ class Step(BaseModel):
         "finish",
     ]
     output: _Number = 0
-    node: _Number = 0
-    input: _Number = 0
-    bin: _Number = 0
-    left: _Number = 0
-    asks_left: bool = True
+    moves: tuple[_Move, ...] = ()
     rounds: _Number = 0
 
 
@@ -83,18 +87,10 @@ class Steps(BaseModel):
     steps: Annotated[list[Step], Field(min_length=1)]
 
 
-def leaves_of_tree(settings: BoostingSettings) -> int:
-    """The most leaves of a tree."""
-    if settings.most_leaves is not None:
-        return settings.most_leaves
-    assert settings.most_depth is not None
-    return 2 ** min(settings.most_depth, 30)
-
-
 def most_steps(settings: BoostingSettings, outputs: int) -> int:
     """The most steps of a run: beyond them a client answers nothing."""
-    # the root, and the smaller child of each split
-    in_tree = leaves_of_tree(settings)
+    # the root, and splits of which each may be asked for by itself
+    in_tree = 1 + most_splits(settings)
     return 3 + BISECTIONS // HALVINGS + settings.trees * (outputs * in_tree + 1)
 
 
@@ -104,12 +100,8 @@ def plain_steps(
     """A step as plain values and arrays, which `read_steps` reads."""
     steps, arrays = [], {}
     for place, request in enumerate(requests):
-        fields = {
-            name: getattr(request, name)
-            for name in Step.model_fields
-            if hasattr(request, name)
-        }
-        step = Step(**fields)
+        moves = tuple(astuple(move) for move in request.moves)
+        step = Step(kind=request.kind, output=request.output, moves=moves)
         steps.append(step.model_dump(exclude_defaults=True))
         for name, value in _flat(request.arrays).items():
             arrays[f"{place}/{name}"] = value
@@ -167,9 +159,14 @@ def read_steps(
         given.setdefault(place, {})[own_name] = array
     result: list[BoostingRequest | Step] = []
     for place, step in enumerate(read.steps):
+        moves = tuple(Move(*it) for it in step.moves)
         require(
-            step.input < inputs and step.output < outputs,
+            step.output < outputs and all(move.input < inputs for move in moves),
             "a step of boosting names an input or output that does not exist",
+        )
+        require(
+            bool(moves) == (step.kind == "split"),
+            "moves belong to a split of boosting, and only to it",
         )
         if step.kind == FINISH:
             require(
@@ -178,9 +175,8 @@ def read_steps(
             result.append(step)
             continue
         own = given.pop(str(place), {})
-        fields = step.model_dump(exclude={"rounds"})
         read_arrays = _read_arrays(step.kind, own, inputs, outputs, settings)
-        result.append(BoostingRequest(**fields, arrays=read_arrays))
+        result.append(BoostingRequest(step.kind, step.output, moves, read_arrays))
     require(not given, "a step of boosting has an array too many")
     return result
 
@@ -227,7 +223,7 @@ def _read_arrays(
         tree = Tree(**own)
         tree.check(inputs)
         require(
-            tree.leaves <= leaves_of_tree(settings)
+            tree.leaves <= most_leaves(settings)
             and len(tree.input) == 2 * tree.leaves - 1,
             "a tree has more leaves than the job's",
         )
@@ -281,7 +277,8 @@ def expected_size(
         return request.arrays["candidates"].shape
     if request.kind == "loss":
         return (2,)
-    return (inputs, width, 3)
+    histogram = (inputs, width, 3)
+    return (len(request.moves), *histogram) if request.kind == "split" else histogram
 
 
 def to_vector(

@@ -14,8 +14,6 @@ from fedtailor.statistics.boosting.grid import from_grid, to_grid
 from fedtailor.statistics.boosting.rows import BoostingRequest, BoostingRows
 from fedtailor.statistics.boosting.tree import (
     GrowSettings,
-    Histogram,
-    NodeSplit,
     Tree,
     grow,
     predict_all,
@@ -358,18 +356,10 @@ def _tree(
 ) -> Tree:
     """Grow one tree by asking for histograms."""
 
-    def histogram_of(
-        node: int, split: NodeSplit, left: int, asks_left: bool
-    ) -> Histogram:
-        request = BoostingRequest(
-            "split",
-            node=node,
-            input=split.input,
-            bin=split.bin,
-            left=left,
-            asks_left=asks_left,
-        )
-        return ask(request)
-
     root = ask(BoostingRequest("gradients", output=output))
-    return grow(root, histogram_of, thresholds, settings)
+    return grow(
+        root,
+        lambda moves: ask(BoostingRequest("split", moves=tuple(moves))),
+        thresholds,
+        settings,
+    )

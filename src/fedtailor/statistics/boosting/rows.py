@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scipy.special import log_expit, log_softmax, softmax
 
 from fedtailor.statistics.boosting.bins import bin_numbers
-from fedtailor.statistics.boosting.tree import Histogram, Tree
+from fedtailor.statistics.boosting.tree import Histogram, Move, Tree
 
 _NOTHING = np.zeros(0)
 
@@ -32,13 +32,11 @@ class BoostingRequest:
             bins       take these thresholds; answers nothing
             baseline   predict this constant; answers nothing
             gradients  begin a tree for the output `output`; the histogram of all rows
-            split      move the rows of a node to its children; the histogram of one
+            split      move the rows of nodes to their children; a histogram for each
             tree       add a finished tree's values to the predictions; answers nothing
             loss       the loss of the validation rows, and their number
         output: the output (class) that a tree is for.
-        node, input, bin, left: the split of a node: rows whose bin is at most `bin` move
-            to the child `left`, others to `left` + 1.
-        asks_left: whether the histogram of the left child is asked for.
+        moves: the splits of nodes, one after another.
         arrays: what else is sent.
     """
 
@@ -46,11 +44,7 @@ class BoostingRequest:
         "start", "counts", "bins", "baseline", "gradients", "split", "tree", "loss"
     ]
     output: int = 0
-    node: int = 0
-    input: int = 0
-    bin: int = 0
-    left: int = 0
-    asks_left: bool = True
+    moves: tuple[Move, ...] = ()
     arrays: dict[str, Any] = field(default_factory=dict)
 
 
@@ -139,10 +133,13 @@ class BoostingRows:
         return found.reshape(inputs, self._width, 3)
 
     def _split(self, request: BoostingRequest) -> NDArray[np.float64]:
-        rows = np.flatnonzero(self._node == request.node)
-        goes_left = self._binned[rows, request.input] <= request.bin
-        self._node[rows] = np.where(goes_left, request.left, request.left + 1)
-        return self._histogram(rows[goes_left == request.asks_left])
+        histograms = []
+        for move in request.moves:
+            rows = np.flatnonzero(self._node == move.node)
+            goes_left = self._binned[rows, move.input] <= move.bin
+            self._node[rows] = np.where(goes_left, move.left, move.left + 1)
+            histograms.append(self._histogram(rows[goes_left == move.asks_left]))
+        return np.array(histograms)
 
     def _tree(self, request: BoostingRequest) -> NDArray[np.float64]:
         tree: Tree = request.arrays["tree"]

@@ -3,7 +3,6 @@
 import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import count
 from typing import Any, Self
 
 import numpy as np
@@ -19,6 +18,9 @@ LEAST_CURVATURE = 1e-3
 """The least curvature of a leaf's rows."""
 TINY = 1e-15
 """Keeps a leaf without curvature finite."""
+
+MOST_NUMBERS = 2**18
+"""Numbers of the histograms that one question asks for, unless a single one has more."""
 
 Histogram = Float[NDArray, "inputs bins 3"]
 
@@ -162,17 +164,50 @@ class NodeSplit:
     right: Float[NDArray, " 3"]
 
 
+@dataclass(frozen=True)
+class Move:
+    """Rows of a node go to its children, and the histogram of one of these is asked for.
+
+    Attributes:
+        node: the node, by the number under which clients know it; 0 = the root.
+        input, bin: rows whose bin is at most `bin` go to the left.
+        left: the number of the left child; that of the right one is one more.
+        asks_left: whether the histogram of the left child is asked for.
+    """
+
+    node: int
+    input: int
+    bin: int
+    left: int
+    asks_left: bool
+
+
 @dataclass
 class _Node:
-    """A node while its tree grows."""
+    """A node while its tree grows.
 
-    number: int
+    Attributes:
+        depth: splits above it.
+        sums, value: of its rows, and what it predicts as a leaf without the rate.
+        histogram: of its rows, while the histograms of its children are not known.
+        split: its best split; None = it stays a leaf.
+        children: those of its best split, once they were looked at.
+        number: what clients call it.
+        is_asked: whether the histograms of its children were asked for.
+        is_inner: whether the tree, as far as it is known, has its split.
+        place: in the tree as far as it is known.
+    """
+
     depth: int
     sums: NDArray[np.float64]
     value: float
     histogram: Histogram | None = None
     split: NodeSplit | None = None
     children: tuple[Self, Self] | None = None
+    number: int = 0
+    is_asked: bool = False
+    is_inner: bool = False
+    place: int = 0
 
     def __lt__(self, other: Self) -> bool:
         """Whether a heap returns this node first: its split gains more."""
@@ -237,73 +272,137 @@ def best_split(
     return NodeSplit(gain, which, end, below, sums - below)
 
 
+def most_splits(settings: GrowSettings) -> int:
+    """The most splits of a tree that are asked for."""
+    return 2 * most_leaves(settings) - 2
+
+
+def most_leaves(settings: GrowSettings) -> int:
+    """The most leaves of a tree."""
+    if settings.most_leaves is not None:
+        return settings.most_leaves
+    assert settings.most_depth is not None
+    return 2 ** min(settings.most_depth, 30)
+
+
+def most_at_once(thresholds: Thresholds) -> int:
+    """How many histograms one question asks for at most, so that it is not too large."""
+    bins = max((len(ends) for ends in thresholds), default=0) + 1
+    return max(1, MOST_NUMBERS // (3 * bins * len(thresholds)))
+
+
 def grow(
     root: Histogram,
-    histogram_of: Callable[[int, NodeSplit, int, bool], Histogram],
+    histograms_of: Callable[[list[Move]], Float[NDArray, "moves inputs bins 3"]],
     thresholds: Thresholds,
     settings: GrowSettings,
 ) -> Tree:
     """Grow a tree, the best split first, as HistGradientBoosting does.
 
+    The order in which splits are made depends on gains that are known only when the
+    children's histograms are. So that few questions are needed, one asks for all splits
+    that will be made if no child gains more than the nodes that wait already. Those that
+    are not made after all, because the tree has enough leaves, are asked for in vain.
+
     Args:
         root: the histogram of all rows.
-        histogram_of: (node, split, number of the left child, whether the left child is
-            asked) -> the histogram of the asked child. The right child's number is one
-            more. Clients move their rows to the children when they are asked.
+        histograms_of: asks for histograms of children. Clients move their rows to the
+            children when they are asked.
         thresholds: of each input.
         settings: how far the tree grows.
     """
     bins = np.array([len(ends) + 1 for ends in thresholds])
-    numbers = count(1)
-    first = _Node(0, 0, root[0].sum(axis=0), 0.0, root)
-    waiting: list[_Node] = []
-    leaves, nodes = 0, [first]
+    first = _Node(0, root[0].sum(axis=0), 0.0, root)
+    if _may_split(first, settings) and first.sums[CURVATURE] >= LEAST_CURVATURE:
+        first.split = best_split(root, first.sums, 0.0, bins, settings)
+    at_once, asked = most_at_once(thresholds), 0
+    while True:
+        nodes, unknown, splits = _grown(first, settings)
+        if not unknown:
+            return _as_arrays(nodes, thresholds, settings)
+        # The first one is needed. The others may use up what certain ones leave over.
+        spare = most_splits(settings) - asked - (most_leaves(settings) - 1 - splits)
+        chosen = unknown[: max(1, min(at_once, spare))]
+        moves = []
+        for node in chosen:
+            assert node.split is not None and node.children is not None
+            left, right = node.children
+            left.number, right.number = 2 * asked + 1, 2 * asked + 2
+            asked += 1
+            # The child of fewer rows is asked for; the other is the difference.
+            moves.append(
+                Move(
+                    node.number,
+                    node.split.input,
+                    node.split.bin,
+                    left.number,
+                    bool(left.sums[ROWS] < right.sums[ROWS]),
+                )
+            )
+        found = histograms_of(moves)
+        for node, move, histogram in zip(chosen, moves, found, strict=True):
+            assert node.histogram is not None and node.children is not None
+            rest = node.histogram - histogram
+            node.histogram, node.is_asked = None, True
+            both = (histogram, rest) if move.asks_left else (rest, histogram)
+            for child, its in zip(node.children, both, strict=True):
+                if _may_split(child, settings):
+                    child.split = best_split(
+                        its, child.sums, child.value, bins, settings
+                    )
+                child.histogram = None if child.split is None else its
 
-    def add(node: _Node) -> bool:
-        """Add a node to those that wait for a split; False if it stays a leaf."""
-        assert node.histogram is not None
-        node.split = best_split(node.histogram, node.sums, node.value, bins, settings)
-        if node.split is not None:
-            heapq.heappush(waiting, node)
-        return node.split is not None
 
-    can_split = first.sums[ROWS] >= 2 * settings.least_rows
-    can_split &= first.sums[CURVATURE] >= LEAST_CURVATURE
-    if not (can_split and add(first)):
-        leaves = 1
+def _may_split(node: _Node, settings: GrowSettings) -> bool:
+    """Whether a node has the rows for two leaves, above the largest depth."""
+    has_rows = node.sums[ROWS] >= 2 * settings.least_rows
+    return bool(has_rows) and node.depth != settings.most_depth
+
+
+def _grown(
+    first: _Node, settings: GrowSettings
+) -> tuple[list[_Node], list[_Node], int]:
+    """Grow a tree as far as it is known, the best split first.
+
+    Returns:
+        The nodes, in the order of the tree's arrays; the nodes whose children's
+        histograms are not known, and which are therefore taken for leaves, in the order
+        of their splits; and the number of splits before the first of these.
+    """
+    nodes, unknown, waiting = [first], list[_Node](), list[_Node]()
+    leaves, splits, certain = 0, 0, 0
+    if first.split is not None:
+        waiting.append(first)
     while waiting:
         node = heapq.heappop(waiting)
-        split = node.split
-        assert split is not None
-        left, right = (
-            _Node(next(numbers), node.depth + 1, sums, _value(sums, settings))
-            for sums in (split.left, split.right)
-        )
-        node.children = left, right
-        nodes += [left, right]
-        total = leaves + len(waiting) + 2
-        if settings.most_leaves is not None and total == settings.most_leaves:
+        assert node.split is not None
+        if node.children is None:
+            left, right = (
+                _Node(node.depth + 1, sums, _value(sums, settings))
+                for sums in (node.split.left, node.split.right)
+            )
+            node.children = left, right
+        node.is_inner = True
+        for child in node.children:
+            child.is_inner, child.place = False, len(nodes)
+            nodes.append(child)
+        splits += 1
+        if leaves + len(waiting) + 2 == settings.most_leaves:
             break
-        may_split = [
-            child.sums[ROWS] >= 2 * settings.least_rows
-            and node.depth + 1 != settings.most_depth
-            for child in (left, right)
-        ]
-        if not any(may_split):
+        if not any(_may_split(child, settings) for child in node.children):
             leaves += 2
             continue
-        # The child of fewer rows is asked for; the other is the difference.
-        asks_left = bool(left.sums[ROWS] < right.sums[ROWS])
-        found = histogram_of(node.number, split, left.number, asks_left)
-        assert node.histogram is not None
-        rest = node.histogram - found
-        node.histogram = None
-        left.histogram, right.histogram = (found, rest) if asks_left else (rest, found)
-        for child, may in zip((left, right), may_split, strict=True):
-            if not (may and add(child)):
-                child.histogram = None
+        if not node.is_asked:
+            certain = certain if unknown else splits - 1
+            unknown.append(node)
+            leaves += 2
+            continue
+        for child in node.children:
+            if child.split is None:
                 leaves += 1
-    return _as_arrays(nodes, thresholds, settings)
+            else:
+                heapq.heappush(waiting, child)
+    return nodes, unknown, certain
 
 
 def _value(sums: NDArray[np.float64], settings: GrowSettings) -> float:
@@ -318,11 +417,12 @@ def _as_arrays(
     asked, ends = np.full(size, -1), np.zeros(size, np.int64)
     limit, value = np.zeros(size), np.zeros(size)
     left, right = np.zeros(size, np.int64), np.zeros(size, np.int64)
-    for node in nodes:
-        if node.children is None or node.split is None:
-            value[node.number] = settings.rate * node.value
+    for place, node in enumerate(nodes):
+        if not node.is_inner:
+            value[place] = settings.rate * node.value
             continue
-        asked[node.number], ends[node.number] = node.split.input, node.split.bin
-        limit[node.number] = thresholds[node.split.input][node.split.bin]
-        left[node.number], right[node.number] = (it.number for it in node.children)
+        assert node.split is not None and node.children is not None
+        asked[place], ends[place] = node.split.input, node.split.bin
+        limit[place] = thresholds[node.split.input][node.split.bin]
+        left[place], right[place] = (it.place for it in node.children)
     return Tree(asked, ends, limit, left, right, value)

@@ -55,6 +55,7 @@ def counts_of(federation):
     return np.random.default_rng(3).integers(0, 4, len(federation.x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", METHODS, ids=name_of)
 def test_twice_the_weight_is_the_row_twice(algorithm):
     federation = classification()
@@ -106,6 +107,7 @@ def evaluated(federation):
     return {(it.split, it.metric): it.values for it in training.metrics.evaluations}
 
 
+@pytest.mark.slow
 def test_metrics_are_weighted_by_rows_and_not_by_classes():
     federation = classification()
     counts = counts_of(federation)

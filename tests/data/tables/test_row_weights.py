@@ -94,3 +94,15 @@ def test_wrong_weights_are_named(cells, message):
 def test_what_takes_no_weights_is_refused(options, message):
     with pytest.raises(ValueError, match=message):
         ft.tables.from_table(frame(), **options)
+
+
+def test_a_diagnosis_counts_rows():
+    model = ft.models.logistic()
+    advice = [
+        ft.diagnose(table, model)
+        for table in (
+            ft.tables.from_table(frame(), weight="count"),
+            ft.tables.from_table(frame().drop("count")),
+        )
+    ]
+    assert str(advice[0]) == str(advice[1])

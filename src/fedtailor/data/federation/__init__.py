@@ -5,13 +5,7 @@ from fedtailor.data.federation.build import from_arrays, from_partition
 from fedtailor.data.federation.checks import SPLITS
 from fedtailor.data.federation.dataset import Dataset
 from fedtailor.data.federation.dirichlet import DirichletByClass, DirichletByClient
-from fedtailor.data.federation.federation import (
-    Client,
-    Federation,
-    Ragged,
-    Split,
-    weight_scale,
-)
+from fedtailor.data.federation.federation import Client, Federation, Ragged, Split
 from fedtailor.data.federation.files import from_frame, from_npz
 from fedtailor.data.federation.from_dataset import from_dataset
 from fedtailor.data.federation.partition import (
@@ -70,5 +64,4 @@ __all__ = [
     "set_aside",
     "shard",
     "standardize",
-    "weight_scale",
 ]

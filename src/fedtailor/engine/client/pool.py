@@ -12,7 +12,8 @@ from jaxtyping import Array, Float, Int, Shaped, UInt32
 from numpy.typing import ArrayLike, NDArray
 
 from fedtailor._base.tensors import aligned
-from fedtailor.data.federation import SPLITS, Federation, weight_scale
+from fedtailor.data.federation import SPLITS, Federation
+from fedtailor.data.federation.federation import weight_scale
 from fedtailor.protocol import DataFacts, next_power_of_two
 
 

@@ -169,11 +169,11 @@ class Rounds(Generic[ExecutorT]):
             " class_weights, or the noise (dp_noise, noise)",
         )
         for method in methods:
-            require(
-                not weighted or method.takes_weights,
-                f"{method.about.name} counts rows and takes no weights; leave out weights"
-                " and class_weights, or choose another method, such as fedavg or ditto",
-            )
+            if weighted and not method.takes_weights:
+                raise ValueError(
+                    f"{method.about.name} counts rows and takes no weights; leave out"
+                    " weights and class_weights, or choose another method, such as fedavg"
+                )
             check_networks(method, model)
             method.check(self.population)
             for transform in (*uplink, *downlink):

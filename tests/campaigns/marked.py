@@ -79,7 +79,7 @@ _KINDS = {
     "fedavg": ("label", _CLASSES, _LISTED, _FEDAVG, ""),
     "pooled": (
         "value",
-        'preprocessing = "federated"\nkeep_correlated = false',
+        'preprocessing = "federated"',
         _POOLED.replace('ward = "category"\n', ""),
         _FEDAVG,
         "",

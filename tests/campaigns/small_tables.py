@@ -6,7 +6,6 @@ follows from all numbers that leave together.
 import json
 import logging
 from collections import Counter
-from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import numpy as np
 import polars as pl
 
 from fedtailor.data.tables.encoding import MIN_ROWS
-from fedtailor.data.tables.hiding import RARE, multipliable, shown
+from fedtailor.data.tables.hiding import RARE, shown
 from fedtailor.data.tables.kinds import Kind
 from fedtailor.data.tables.sums import ColumnSums
 from fedtailor.models.tasks.survival import outcome_cells
@@ -24,12 +23,10 @@ from fedtailor.remote.job.agreement import check_column_sums
 from fedtailor.remote.job.job import Schema
 from fedtailor.remote.job.statistics import ClientTable, Statistics
 from remote.identification import (
-    fewest_of_a_level,
-    fewest_off_a_curve,
     identified,
     real_numbers,
     small_counts,
-    smallest_agreement,
+    whole_numbers,
 )
 
 JACOBIANS = 0.1
@@ -45,7 +42,7 @@ class SmallTables:
         folder: for files.
 
     Attributes:
-        answered: how many tables had products, inputs and chosen sums.
+        answered: how many tables there were, and how many had chosen sums.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -63,16 +60,14 @@ class SmallTables:
         # No answer tells the table from the one that is shown.
         other = self._answer(schema, _shown(schema, table), pooled)
         assert np.allclose(real_numbers(answer), real_numbers(other), 1e-9, 1e-9)
-        sent = _multiplied(schema, table, answer)
-        self.answered["products"] += len(sent) > 1
-        for columns in combinations(sent, 3):
-            for signs in product((False, True), repeat=2):
-                first, *others = columns
-                agree = np.ones(len(first), np.bool_)
-                for it, is_other in zip(others, signs, strict=True):
-                    agree &= first == (it != is_other)
-                rows = int(agree.sum())
-                assert not 0 < rows < MIN_ROWS, f"three answers agree in {rows} rows"
+        # Nor does one say which cells stand in one row.
+        turned = {
+            name: [cells[row] for row in rng.permutation(len(cells))]
+            for name, cells in table.items()
+        }
+        other = self._answer(schema, turned, pooled)
+        assert np.allclose(real_numbers(answer), real_numbers(other), 1e-9, 1e-9)
+        assert whole_numbers(answer) == whole_numbers(other)
         if rng.random() > JACOBIANS:
             return
         self.answered["jacobians"] += 1
@@ -119,72 +114,6 @@ class SmallTables:
             c == 0 for c, t in zip(counts, true, strict=True) if 0 < t < MIN_ROWS
         )
 
-    def small_products(self, rng: np.random.Generator) -> None:
-        """Columns whose products lie near a count of few rows, or a sum over few."""
-        rows = int(rng.integers(24, 201))
-        few = int(rng.choice([0, 1, 2, 4, 8]))
-        off = (rng.permutation(rows) < few).astype(float)
-        answer = (rng.random(rows) < 0.5).astype(float)
-        number = rng.normal(60, 12, rows).round(2)
-        other = (
-            number + answer + off,
-            np.where(answer == 0, number, 100 - number) + 3.7 * off,
-            number**2 + 37.5 * off,
-            7.5 * answer + rng.normal(size=rows) * off,
-            rng.normal(size=rows),
-        )[rng.integers(5)]
-        # In two wards no row has both answers, in the others each has one; but for few.
-        ward = rng.integers(0, int(rng.integers(3, 6)), rows)
-        first, second = rng.random((2, rows)) < 0.5
-        is_same = first == second
-        second ^= is_same & (first == (ward < 2))
-        both = (ward == 0) & (np.cumsum(ward == 0) <= few)
-        first[both] = second[both] = True
-        columns = {
-            "number": pl.Series(number),
-            "other": pl.Series(other),
-            "ward": pl.Series([f"w{it}" for it in ward]),
-            "first": pl.Series(first.astype(float)),
-            "second": pl.Series(second.astype(float)),
-        }
-        kinds: dict[str, Kind] = {
-            "number": "number",
-            "other": "number",
-            "ward": "category",
-            "first": "boolean",
-            "second": "boolean",
-        }
-        told = {name: shown(it, kinds[name]) for name, it in columns.items()}
-        kept = multipliable(list(told.values()), list(kinds.values()))
-        left = {name: told[name] for name, it in zip(told, kept, strict=True) if it}
-        self.answered["kept"] += len(left)
-        numbers = [
-            it.to_numpy() for name, it in left.items() if kinds[name] == "number"
-        ]
-        for one, another in combinations(numbers, 2):
-            count = fewest_off_a_curve(one, another, rng)
-            assert not 0 < count < MIN_ROWS, f"{count} rows are off a curve"
-        groups = [
-            [(it == value).to_numpy() for value in it.unique()]
-            for name, it in left.items()
-            if kinds[name] != "number"
-        ]
-        count = smallest_agreement(groups)
-        assert count >= MIN_ROWS, f"groups agree in {count} rows"
-
-    def small_scores(self, rng: np.random.Generator) -> None:
-        """A score, and an answer that follows from it but for few rows."""
-        levels = int(rng.integers(3, 6))
-        score = np.repeat(np.arange(float(levels)), rng.integers(6, 12, levels))
-        few = rng.permutation(len(score)) < rng.choice([0, 1, 2, 4, 8])
-        late = (score >= rng.integers(1, levels)) ^ few
-        told = [shown(pl.Series(score), "number")]
-        told += [shown(pl.Series(late.astype(float)), "boolean")]
-        if all(multipliable(told, ["number", "boolean"])):
-            self.answered["scores"] += 1
-            count = fewest_of_a_level(told[0].to_numpy(), told[1].to_numpy())
-            assert count >= MIN_ROWS, f"{count} rows of a score have an answer"
-
     def stop(self) -> None:
         """Nothing is kept."""
 
@@ -214,16 +143,10 @@ class SmallTables:
         made = Describer(
             schema, found, train, self._folder, self._account, logging.getLogger()
         )
-        answer = [
+        return [
             json.loads(found.statistics(train).to_json()),
             json.loads(made._counts(pooled).model_dump_json()),
         ]
-        try:
-            inputs = found.with_inputs(train, pooled).inputs
-        except ValueError:  # too few rows, or a column without a value
-            return answer
-        assert inputs is not None
-        return [*answer, json.loads(inputs.model_dump_json())]
 
 
 def _schema(kinds: dict[str, Kind], **others: Any) -> Schema:
@@ -233,7 +156,6 @@ def _schema(kinds: dict[str, Kind], **others: Any) -> Schema:
         columns=dict.fromkeys(kinds),
         kinds=kinds,
         federated=True,
-        decorrelate=True,
         **others,
     )
 
@@ -296,31 +218,6 @@ def _shown(schema: Schema, table: Table) -> Table:
         else shown(_series(table[name], kind), kind).to_list()
         for name, kind in _kinds(schema).items()
     }
-
-
-def _multiplied(schema: Schema, table: Table, answer: list[Any]) -> list[np.ndarray]:
-    """The columns of yes and no whose products with others are sent, as shown."""
-    products = answer[1]["products"]
-    if products is None:
-        return []
-    size = len(products["mean"])
-    matrix = np.zeros((size, size))
-    matrix[np.triu_indices(size)] = products["products"]
-    is_sent = ((matrix + matrix.T) != 0).sum(axis=0) > 1
-    names = [
-        name
-        for name, kind in _kinds(schema).items()
-        if kind != "category"
-        and ColumnSums.of(_series(table[name], kind), kind).squares > 0
-    ]
-    if len(names) != size:
-        return []
-    told = [
-        shown(_series(table[name], "boolean"), "boolean")
-        for name, sent in zip(names, is_sent, strict=True)
-        if sent and _kinds(schema)[name] == "boolean"
-    ]
-    return [it.to_numpy() for it in told if not it.null_count()]
 
 
 def _others(rng: np.random.Generator, kind: Kind) -> ColumnSums:

@@ -22,7 +22,6 @@ from campaigns.sums import ChosenSums
 from campaigns.twins import Twins
 from campaigns.unsteady import Unsteady
 from fedtailor.algorithms import FedALA
-from fedtailor.data.tables import hiding
 from fedtailor.data.tables.sums import ColumnSums
 from fedtailor.remote.client.boosting import BoostingClient
 from fedtailor.remote.client.store import ClientStore
@@ -211,11 +210,6 @@ def test_nothing_follows_of_few_rows_of_small_tables(tmp_path):
         tables.small_tables(np.random.default_rng(number))
     for number in range(40):
         tables.small_outcomes(np.random.default_rng(number))
-    for number in range(10):
-        tables.small_products(np.random.default_rng(number))
-    for number in range(60):
-        tables.small_scores(np.random.default_rng(number))
-    assert tables.answered["kept"] > 20 and tables.answered["scores"] > 10
     assert min(tables.answered[it] for it in ("chosen", "outcomes")) > 0
 
 
@@ -228,25 +222,6 @@ def test_a_campaign_notices_counts_of_few_rows(tmp_path, monkeypatch):
     with pytest.raises(AssertionError, match="rows of"):
         for number in range(40):
             tables.small_outcomes(np.random.default_rng(number))
-
-
-@pytest.mark.parametrize("careless", ["_unions", "_on_curves_but_few"])
-def test_a_campaign_notices_products_over_few_rows(careless, tmp_path, monkeypatch):
-    """Only single categories are looked at, or only lines through half of the rows."""
-    monkeypatch.setattr(hiding, careless, lambda *arguments: [])
-    tables = SmallTables(tmp_path / "t")
-    with pytest.raises(AssertionError, match=r"agree in|are off a curve"):
-        for number in range(60):
-            tables.small_products(np.random.default_rng(number))
-
-
-def test_a_campaign_notices_few_rows_of_a_score(tmp_path, monkeypatch):
-    """What histograms tell is not looked at together with products."""
-    monkeypatch.setattr(hiding, "_MOST_LEVELS", 0)
-    tables = SmallTables(tmp_path / "t")
-    with pytest.raises(AssertionError, match="rows of a score"):
-        for number in range(60):
-            tables.small_scores(np.random.default_rng(number))
 
 
 def test_what_leaves_a_client_is_searched_for_its_cells():

@@ -39,15 +39,8 @@ TESTED = {
             "test_private_steps_are_counted_and_epsilon_is_dp_accountings",
         ),
         "| fewer bytes |": ("test_the_ledger_counts_what_travels",),
-        "found three leaks, which are mended": (
-            "test_no_sum_over_few_rows_follows_from_two_numbers_on_a_curve",
-            "test_no_count_follows_from_some_categories_and_two_answers_that_agree_in_few_rows",
-            "test_two_results_that_are_one_number_make_a_small_range_no_larger",
-            "test_no_count_follows_from_numbers_of_few_levels_and_an_answer",
-        ),
-        "found two more, mended too": (
-            "test_no_count_follows_from_numbers_of_few_levels_and_an_answer",
-            "test_no_sum_over_few_rows_follows_from_a_product_of_two_columns",
+        "such sums are not sent any more": (
+            "test_nothing_is_sent_of_two_columns_together",
         ),
         "prints this table": (
             "test_the_table_in_the_documentation_is_the_one_that_is_printed",
@@ -94,8 +87,8 @@ TESTED = {
         "no cell and no sum over fewer than five rows follows": (
             "test_no_cell_follows_from_all_that_a_job_sends_of_a_table",
             "test_no_row_of_a_few_whole_numbers_of_a_small_range_follows_from_the_sums",
-            "test_no_count_follows_from_two_differences_of_numbers_that_are_0_or_1",
-            "test_no_count_follows_from_products_of_three_or_four_columns",
+            "test_two_results_that_are_one_number_make_a_small_range_no_larger",
+            "test_nothing_is_sent_of_two_columns_together",
             "test_no_time_follows_from_what_is_said_of_outcomes",
         ),
         "no combination of them": (
@@ -243,6 +236,9 @@ TESTED = {
         "counts, means and sums of squares": (
             "test_what_is_agreed_is_what_one_table_of_all_training_rows_would_give",
         ),
+        "All clients learn the sums and the": (
+            "test_a_client_that_comes_later_takes_what_the_others_agreed_to",
+        ),
         "it also shows the names of those that five": (
             "test_no_rare_category_and_no_row_leaves_a_client",
         ),
@@ -250,11 +246,31 @@ TESTED = {
             "test_no_cell_follows_from_all_that_a_job_sends_of_a_table",
             "test_no_count_of_few_rows_follows_from_the_sums_of_a_few_whole_numbers",
         ),
-        "There a few gaps are filled": (
+        "Nothing is sent of two columns together": (
+            "test_nothing_is_sent_of_two_columns_together",
+            "test_mistakes_are_one_line_with_the_line_in_the_file",
+        ),
+        "All of it is computed, column by column": (
+            "test_nothing_follows_of_few_rows_of_small_tables",
+        ),
+        "A few gaps are filled": (
             "test_few_missing_cells_are_filled_by_cells_near_the_mean",
-            "test_numbers_of_few_rows_become_the_nearest_of_many",
-            "test_no_cell_is_nearly_told_by_being_far_from_all_others",
+        ),
+        "Rows of a rare category": (
             "test_few_rows_of_a_category_are_counted_to_the_most_frequent",
+        ),
+        "Numbers that fewer than five rows have": (
+            "test_numbers_of_few_rows_become_the_nearest_of_many",
+            "test_few_rare_numbers_are_not_told_whatever_their_steps_are",
+        ),
+        "All numbers are then rounded": (
+            "test_no_row_follows_from_the_sums_of_whole_numbers_of_a_small_range",
+        ),
+        "One to four rows so far": (
+            "test_no_cell_is_nearly_told_by_being_far_from_all_others",
+        ),
+        "A column with values in fewer than five": (
+            "test_a_column_with_few_values_is_one_without_values",
         ),
         "a line names the column": (
             "test_clients_with_few_values_each_are_told_so_in_one_line",
@@ -265,23 +281,12 @@ TESTED = {
         "So a policy refuses them by default": (
             "test_measurements_leave_once_a_round_and_not_by_default",
         ),
-        "Columns whose products would lead to": (
-            "test_inputs_that_meet_in_few_rows_are_in_no_product",
-            "test_a_number_that_varies_in_few_rows_of_a_group_is_in_no_product",
-            "test_no_count_follows_from_three_answers_that_agree_in_few_rows",
-            "test_no_count_follows_from_some_categories_and_two_answers_that_agree_in_few_rows",
-            "test_no_sum_over_few_rows_follows_from_two_numbers_on_a_curve",
-            "test_no_count_follows_from_numbers_of_few_levels_and_an_answer",
-            "test_no_count_follows_from_two_numbers_of_few_levels_that_rise_together",
-            "test_no_count_follows_from_many_categories_that_lack_a_number_each",
-            "test_no_sum_over_few_rows_follows_from_a_product_of_two_columns",
-        ),
-        "Columns of more than 50 categories": (
-            "test_columns_of_more_than_50_categories_are_in_no_product",
-        ),
         "how many training rows had the event": (
             "test_no_client_tells_of_few_outcomes",
             "test_no_time_follows_from_what_is_said_of_outcomes",
+        ),
+        "it sends two numbers for each split": (
+            "test_of_times_only_pairs_are_measured",
         ),
         "The histograms of times and": ("test_of_times_only_pairs_are_measured",),
         "Sums over risk sets, baseline hazards": (
@@ -303,6 +308,32 @@ TESTED = {
             "test_a_stale_answer_is_refused_and_the_right_one_is_awaited",
             "test_an_answer_of_somebody_who_was_not_asked_is_refused",
         ),
+        "| shapes, types, NaN and infinity |": (
+            "test_wrong_answers_are_refused_in_a_line_that_says_why",
+        ),
+        "| its change of the model, with `clip`": (
+            "test_bounds_in_closed_form",
+            "test_error_feedback_never_sends_more_than_its_bound",
+            "test_quantized_changes_are_within_their_bound",
+            "test_noise_of_clients_is_within_its_bound",
+        ),
+        "| its change of the model otherwise": (
+            "test_an_honest_first_round_is_believed",
+            "test_of_two_clients_the_smaller_change_is_usual",
+            "test_recent_rounds_are_compared_with_not_the_cohort",
+            "test_a_usual_change_of_zero_leaves_room",
+        ),
+        "| other numbers that come with vectors |": (
+            "test_numbers_out_of_range_are_refused_with_the_senders_name",
+        ),
+        "| what it measured |": (
+            "test_metrics_know_their_range",
+            "test_scores_are_of_the_rows_that_were_agreed_to",
+        ),
+        "| its work, private steps |": (
+            "test_wrong_answers_are_refused_in_a_line_that_says_why",
+        ),
+        "| its number of rows |": ("test_impossible_numbers_of_rows_are_not_believed",),
         "The coordinator checks every answer": (
             "test_wrong_answers_are_refused_in_a_line_that_says_why",
         ),
@@ -318,6 +349,10 @@ TESTED = {
     },
     "SECURITY.md": {
         "run the same minor version": ("test_which_releases_talk",),
+        "A client writes its policy": (
+            "test_commands_write_and_show_the_policy_and_the_log",
+        ),
+        "What left a client": ("test_commands_write_and_show_the_policy_and_the_log",),
     },
 }
 
@@ -328,8 +363,7 @@ EXPLAINS = {
         "say something about the examples",
         "what each measure protects against",
         "The promises on this page are attacked again",
-        "The last attack tried",
-        "The attacks before, of",
+        "single columns, measurements, boosting, trained models",
         "can be learnt: from models",
         "Use noise where",
         "By role",
@@ -351,10 +385,7 @@ EXPLAINS = {
         "shows which of them need no more than weighted sums",
         "says much about them",
         "also send, once or twice, as an answer to a",
-        "All clients learn the sums and the",
-        "sums of products of any two inputs are sent as well",
-        "how many rows have two categories at once",
-        "it sends two numbers for each split",
+        "Sums over more rows reveal more with every model",
         "The sums show, over all clients together",
         "All clients get the trees",
         "has the messages",
@@ -383,8 +414,6 @@ EXPLAINS = {
         "are not part of 0.1",
         "are used as they are released",
         "Keys: ",
-        "A client writes its policy",
-        "What left a client",
     ),
 }
 
@@ -406,6 +435,9 @@ def promised(page):
     text = (ROOT / page).read_text()
     # The note is a sentence like any other; its fences are none.
     found = sentences(re.sub(r"```\{note\}\n(.*?)```", r"\1", text, flags=re.DOTALL))
+    if page == "docs/federation-visibility.md":
+        checks = text.partition("| what it sends | what is checked |")[2]
+        return found + [it for it in checks.split("\n") if it.startswith("|")][1:]
     if page != "docs/privacy.md":
         return found
     measures, _, section = text.partition("## What holds against whom")

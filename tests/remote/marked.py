@@ -33,7 +33,6 @@ target = "cost"
 val = 0.1
 test = 0.2
 preprocessing = "federated"
-keep_correlated = {keep_correlated}
 [data.columns]
 age = "number"
 dose = "number"
@@ -134,7 +133,6 @@ class MarkedClients:
         directory: for the files.
         method: key of `METHODS`.
         privacy: lines of the job's table [privacy].
-        decorrelate: whether the job asks for sums of products of inputs.
         rows: rows of each table.
 
     Attributes:
@@ -142,9 +140,7 @@ class MarkedClients:
         logs: the lines that each client logs.
     """
 
-    def __init__(
-        self, directory, method="fedavg", privacy="", decorrelate=True, rows=60
-    ):
+    def __init__(self, directory, method="fedavg", privacy="", rows=60):
         self.directory = directory / "Qzdirectory"
         self.directory.mkdir()
         self.marks, self.logs = Marks(), {name: [] for name in NAMES}
@@ -155,7 +151,6 @@ class MarkedClients:
             method=METHODS[method]
             + "\nsgd = { lr = 0.05, epochs = 1, batch_size = 8 }",
             privacy=privacy,
-            keep_correlated=str(not decorrelate).lower(),
             rounds=ROUNDS,
         )
         (self.directory / "job.toml").write_text(text)

@@ -153,7 +153,7 @@ def _change_statistics(rng, message):
         parts = [statistics, *statistics["columns"].values()]
     except (ValueError, KeyError, AttributeError):
         return  # as an earlier change has left them
-    parts += [part for key in ("target", "inputs") if (part := statistics.get(key))]
+    parts += [part] if (part := statistics.get("target")) else []
     part = pick(rng, [part for part in parts if isinstance(part, dict)])
     key = pick(rng, (*part, "squares", "mean", "count"))
     old = part.get(key)

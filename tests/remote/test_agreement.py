@@ -3,21 +3,18 @@ ones.
 """
 
 import dataclasses
-import math
 from functools import reduce
 from operator import add
 
-import numpy as np
 import polars as pl
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from fedtailor.data.tables.sums import ColumnSums, InputSums
-from fedtailor.remote.job.agreement import check_column_sums, check_inputs, check_scale
+from fedtailor.data.tables.sums import ColumnSums
+from fedtailor.remote.job.agreement import check_column_sums
 from fedtailor.remote.job.job import Schema
 from fedtailor.remote.job.statistics import Statistics
-from fedtailor.remote.job.table import ClientExamples
 
 SCHEMA = Schema(
     target="y",
@@ -220,60 +217,3 @@ def test_invented_counts_are_refused(column, own, possible, invented):
     for change in invented:
         with pytest.raises(ValueError, match=rf"^column '{column}': "):
             check(possible.model_copy(update=change))
-
-
-@settings(max_examples=40)
-@given(
-    st.integers(2, 6),
-    st.lists(st.tuples(st.integers(8, 30), st.floats(0, 4)), min_size=1, max_size=5),
-    st.integers(0, 2**32 - 1),
-)
-def test_products_of_inputs_are_accepted_as_tables_give_them_and_not_smaller(
-    inputs, clients, seed
-):
-    rng = np.random.default_rng(seed)
-    scale = 10.0 ** rng.integers(-2, 3, inputs)
-    parts = [
-        InputSums.of_inputs(rng.normal(far, 1, (count, inputs)) * scale, None)
-        for count, far in clients
-    ]
-    pooled = reduce(add, parts)
-    for own in parts:
-        check_inputs(pooled, own)
-        # smaller in one direction than this client's rows make it
-        share = own.matrix()
-        direction = np.linalg.inv(pooled.matrix()) @ share
-        weight = max(np.linalg.eigvals(direction).real.max(), 1e-9)
-        smaller = pooled.model_copy(
-            update={
-                "products": tuple(0.99 * weight * value for value in pooled.products)
-            }
-        )
-        with pytest.raises(ValueError, match="smaller than this table alone"):
-            check_inputs(smaller, own)
-
-
-def test_products_of_a_single_client_are_its_own():
-    rng = np.random.default_rng(0)
-    own = InputSums.of_inputs(rng.normal(size=(20, 3)), None)
-    check_inputs(own, own)
-    for change in (
-        {"mean": (9.0, 0.0, 0.0)},
-        {"products": tuple(2 * value for value in own.products)},
-        {"count": 19},
-    ):
-        with pytest.raises(ValueError, match="the pooled"):
-            check_inputs(own.model_copy(update=change), own)
-
-
-def test_rows_far_beyond_the_pooled_ones_are_refused_without_a_cell():
-    x = np.array([[0.1], [2e6], [3e30]], np.float32)
-    schema = dataclasses.replace(SCHEMA, columns={"x": None}, kinds={"x": "number"})
-    y = np.zeros(3, np.float32)
-    check_scale(ClientExamples(x, y), np.array([0]), schema)
-    with pytest.raises(ValueError, match=r"2e[+]06 standard deviations"):
-        check_scale(ClientExamples(x, y), np.array([0, 1]), schema)
-    with pytest.raises(ValueError, match=r"1e[+]07 standard deviations"):
-        check_scale(ClientExamples(x, y + 1e7), np.array([0]), schema)
-    with pytest.raises(ValueError, match="too far from the pooled targets"):
-        check_scale(ClientExamples(x, y + math.inf), np.array([0]), schema)

@@ -503,7 +503,7 @@ def test_clients_that_prepare_their_tables_otherwise_give_no_sum(tmp_path, stops
     counts of the one that is left were those of its own cells.
     """
     privacy = REST.partition("[privacy]")[2]
-    clients = MarkedClients(tmp_path, privacy=privacy, decorrelate=False, rows=40)
+    clients = MarkedClients(tmp_path, privacy=privacy, rows=40)
     rows = wait_for_clients(Connection(clients.job, SEEN, clients.tap), wait=600)
     responders = {it: clients.client(it) for it in SEEN}
     tap = TellingOthers(responders, clients.job.schema, SEEN[0])

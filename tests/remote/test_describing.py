@@ -13,6 +13,7 @@ from fedtailor.aggregation.accounting.privacy import (
 from fedtailor.cli import main
 from fedtailor.data.tables.description import describe_columns
 from fedtailor.data.tables.encoding import MIN_ROWS
+from fedtailor.engine.storage.digests import DIGEST_KEY, with_digest
 from fedtailor.remote.client.account import DESCRIBE, ClientAccount
 from fedtailor.remote.client.describing import (
     ANSWER,
@@ -63,7 +64,7 @@ def test_the_description_is_that_of_the_rows_and_nothing_of_a_marked_table_leave
         rows[client] = np.arange(start, start + size)
     kinds = kinds_of(clients.job.schema)
     local = describe_columns(columns, kinds, rows, MIN_ROWS)
-    assert described.rows == local.rows and described.correlated == local.correlated
+    assert described.rows == local.rows and not described.correlations
     for name in ("age", "cost", "dose"):
         np.testing.assert_allclose(described.edges[name], local.edges[name], rtol=1e-12)
     np.testing.assert_array_equal(described.histogram("age"), local.histogram("age"))
@@ -71,6 +72,18 @@ def test_the_description_is_that_of_the_rows_and_nothing_of_a_marked_table_leave
         for counts in described.counts[client].histograms.values():
             assert not any(0 < count < MIN_ROWS for count in counts)
     assert stored_description(tmp_path, clients.job) == described
+
+
+def test_a_description_with_products_is_of_another_version(tmp_path):
+    clients = MarkedClients(tmp_path)
+    describe_clients(clients.job, clients.tap, SEEN, 60, directory=tmp_path)
+    path = tmp_path / "description.json"
+    content = json.loads(path.read_text())
+    del content[DIGEST_KEY]
+    content["description"]["correlated"] = ["age"]
+    path.write_text(json.dumps(with_digest(content)))
+    with pytest.raises(ValueError, match=r"of another version of fedtailor; a new job"):
+        stored_description(tmp_path, clients.job)
 
 
 @pytest.mark.parametrize("with_noise", [False, True])

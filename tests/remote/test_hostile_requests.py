@@ -25,9 +25,7 @@ from remote.raw_messages import Raw
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """Clients of a method with states, after training."""
-    clients = MarkedClients(
-        tmp_path_factory.mktemp("hostile"), "ditto", decorrelate=False, rows=30
-    )
+    clients = MarkedClients(tmp_path_factory.mktemp("hostile"), "ditto", rows=30)
     clients.train()
     return clients
 
@@ -99,7 +97,7 @@ def no_mode(message):
     [
         (field("task", "probe"), Refusal.NOT_IN_JOB),
         (field("task", KEYS), Refusal.MALFORMED),
-        (field("task", "inputs"), Refusal.MALFORMED),
+        (field("task", "inputs"), Refusal.UNKNOWN_TASK),
         (field("task", "../../etc/passwd\n"), Refusal.UNKNOWN_TASK),
         (without_model, Refusal.MALFORMED),
         (empty_rows, Refusal.MALFORMED),

@@ -208,7 +208,7 @@ def test_hyperparameters_are_read(tmp_path):
         (
             "test = 0.2",
             "keep_correlated = false",
-            "line 12: keep_correlated = false is for regressions and survival (no classes, no windows)",
+            "line 12: inputs stay correlated over machines, as products of columns would tell",
         ),
         (
             "seed = 0",

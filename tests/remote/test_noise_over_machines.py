@@ -123,6 +123,15 @@ def test_a_model_that_overflows_on_one_row_does_not_find_it(kind, tmp_path):
     assert all(np.abs(answer[200:]).max() < 25 for answer in answers)
 
 
+def test_no_number_of_the_coordinator_scales_the_noise(tmp_path):
+    """With a clip norm of its own it would take the noise away."""
+    ours = remote(tmp_path, *KINDS["client"])
+    theta = sent_models(ours)[0]
+    arrays = request_of(ours, theta).arrays | {"scalar/clip_norm": np.float32(1e-30)}
+    change = released(ours, theta, arrays=arrays)
+    assert np.abs(change).max() > 0.1
+
+
 def test_a_job_that_begins_anew_has_other_noise_and_goes_on_with_its_account(tmp_path):
     """A coordinator in a new directory has another run, and the client's is the same."""
     spent, sent = [], []

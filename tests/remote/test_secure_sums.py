@@ -791,6 +791,27 @@ def test_weights_that_go_around_the_numbers_of_sums_are_refused(monkeypatch):
     assert all("of a combination of the sums" in line for line in circle.lines)
 
 
+@pytest.mark.parametrize("lost", ["", "abc"], ids=["small", "lost"])
+def test_weights_with_which_the_others_round_to_zero_are_refused(
+    unchecked, monkeypatch, lost
+):
+    """The sum would be one client's vector, to many digits; also where nearly all of the
+    weight was of clients that are lost.
+    """
+    monkeypatch.setattr(sum_server, "normalized", lambda weights, surviving: weights)
+    circle = Circle(names=tuple("abcdefghij"))
+    weights = np.full((1, 10), 1e-10)
+    weights[0, 4] = 6e-9
+    if lost:
+        weights[0, :3] = (1 - weights[0, 3:].sum()) / 3
+    for name in lost:
+        circle.lost[name] = [VECTORS]
+    with pytest.raises(TooFewClients):
+        circle.run(weights)
+    told = [line for line in circle.lines if "have to add up to 0.0078 or more" in line]
+    assert len(told) == 10 - len(lost)
+
+
 def test_clients_that_have_no_part_in_a_sum_hide_nobody():
     """Before, names without keys made the combination of two rounds look harmless."""
     circle, invented = Circle(), ("x", "y")
@@ -1066,6 +1087,13 @@ def test_thresholds_that_protect_nobody_are_refused(threshold):
     assert [
         SETTINGS.reconstruction_threshold(clients) for clients in (3, 4, 6, 9, 10)
     ] == [3, 3, 4, 6, 7]
+    # Else one half of the clients reveals one secret of a client, and the other half the
+    # other one.
+    barely = SecureSums(0.5 + 1e-10)
+    assert all(
+        2 * barely.reconstruction_threshold(clients) > clients
+        for clients in range(3, 100)
+    )
 
 
 @pytest.mark.parametrize("scope", ["run", "round"])

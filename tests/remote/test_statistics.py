@@ -13,7 +13,6 @@ import pytest
 
 from fedtailor.cli import main
 from fedtailor.data.tables import from_table
-from fedtailor.data.tables.decorrelation import fit_decorrelation
 from fedtailor.engine.executors import Settings
 from fedtailor.engine.runs import run
 from fedtailor.engine.storage.digests import with_digest
@@ -28,7 +27,7 @@ from fedtailor.remote.job.statistics import (
     Statistics,
     add_statistics,
     as_array,
-    decorrelation_note,
+    correlation_note,
     read_table,
 )
 from fedtailor.remote.server.coordinate import coordinate
@@ -40,7 +39,7 @@ from fedtailor.remote.wire.messages import (
     encode_request,
 )
 from fedtailor.remote.wire.refusals import Refusal
-from fedtailor.remote.wire.request_kind import AGREED, HELLO, INPUTS, STATISTICS
+from fedtailor.remote.wire.request_kind import AGREED, DESCRIBE, HELLO, STATISTICS
 from fedtailor.remote.wire.run_log import Lines, client_log
 from fedtailor.remote.wire.transport import LoopbackTransport, Responder, TooFewClients
 
@@ -114,14 +113,8 @@ def clients(tmp_path):
                 {name: tmp_path / f"{name}.csv" for name in NAMES},
             )
 
-        def set(self, minimum=3, rounds=2, decorrelate=False):
+        def set(self, minimum=3, rounds=2):
             text = JOB.format(minimum=minimum, rounds=rounds)
-            federated = 'preprocessing = "federated"'
-            text = (
-                text.replace(federated, f"{federated}\nkeep_correlated = false")
-                if decorrelate
-                else text
-            )
             (tmp_path / "job.toml").write_text(text)
             self.job = read_job(tmp_path / "job.toml")
 
@@ -348,12 +341,9 @@ class Asked(LoopbackTransport):
         super().send(client, body)
 
 
-@pytest.mark.parametrize("decorrelate", [False, True])
-def test_a_client_that_comes_later_takes_what_the_others_agreed_to(
-    clients, decorrelate
-):
+def test_a_client_that_comes_later_takes_what_the_others_agreed_to(clients):
     """Its statistics are not asked for, so the others' models stay the same to the bit."""
-    clients.set(minimum=2, rounds=4, decorrelate=decorrelate)
+    clients.set(minimum=2, rounds=4)
     clients.start()
     transport = Asked(clients.responders, "ab")
     connection = Connection(clients.job, NAMES, transport)
@@ -380,7 +370,7 @@ def test_a_client_that_comes_later_takes_what_the_others_agreed_to(
     assert training.executor.unseen.names == ("c",)
     # It was served, and sent no statistics.
     assert transport.tasks["c"][:2] == [HELLO, AGREED]
-    assert not {STATISTICS, INPUTS} & set(transport.tasks["c"])
+    assert STATISTICS not in transport.tasks["c"]
     assert Statistics.load(clients.store("c").directory, clients.job.schema) == agreed
     theirs = clients.store("c").directory / PERSONAL
     np.testing.assert_array_equal(
@@ -394,8 +384,7 @@ def test_a_client_that_comes_later_takes_what_the_others_agreed_to(
         np.testing.assert_array_equal(mine, simulated.personal(name).theta)
     # Other statistics, which would be its own with theirs, are refused from now on.
     three = add_statistics(own_statistics(clients))
-    expected = Refusal.WRONG_STATISTICS if decorrelate else Refusal.OTHER_STATISTICS
-    assert ask(clients, "c", AGREED, three) == expected
+    assert ask(clients, "c", AGREED, three) == Refusal.OTHER_STATISTICS
 
 
 def test_a_client_whose_rows_are_impossible_by_the_others_statistics_is_not_served(
@@ -412,74 +401,6 @@ def test_a_client_whose_rows_are_impossible_by_the_others_statistics_is_not_serv
     assert any("its table does not fit" in it for it in lines)
     assert greet(["a", "b"]) == {}  # it is greeted once on each connection
     assert transport.tasks["c"] == [HELLO, AGREED]
-
-
-def test_inputs_are_decorrelated_as_those_of_one_table_are(clients):
-    """With so many rows that no two categories meet in a few."""
-    for name, path in clients.files.items():
-        rows_of(name, 800).write_csv(path)
-    clients.set(decorrelate=True)
-    agreed = agree_on_preprocessing(clients.job, clients.start(), NAMES[::-1], wait=60)
-    schema = clients.job.schema
-    tables = {name: read_table(path, schema) for name, path in clients.files.items()}
-    rows = {
-        name: split_client_rows(tables[name].y, schema, clients.job.spec.seed, name)[
-            "train"
-        ]
-        for name in NAMES
-    }
-    correlated = np.concatenate(
-        [tables[name].rows(agreed.columns_only).x[rows[name]] for name in NAMES]
-    )
-    expected = fit_decorrelation(correlated)
-    found = agreed.preprocessing(schema).decorrelation
-    # One table is decorrelated in float32.
-    np.testing.assert_allclose(found.mean, expected.mean, 1e-7, 1e-7)
-    np.testing.assert_allclose(
-        found.matrix, expected.matrix, atol=1e-5
-    )  # inputs that sum to 1 do not vary in one direction
-    x = np.concatenate(
-        [clients.work[name]._table.rows(agreed).x[rows[name]] for name in NAMES]
-    )
-    inputs = x.shape[1]
-    kept = np.linalg.eigvalsh(np.cov(x.T, bias=True))
-    assert (
-        inputs == 10
-        and np.abs(np.cov(x.T, bias=True) - np.eye(inputs)).max() < 1
-        and 0.9 < kept[-1] <= 1 + 1e-6
-    )
-    assert (
-        read_all(clients.job, clients.files)[1] == agreed
-    )  # the simulation agrees on the same
-    agreed.save(clients.directory)
-    assert Statistics.load(clients.directory, schema) == agreed
-    assert decorrelation_note(schema, agreed).endswith(
-        "each client sent 66 sums and products of its inputs."
-    )
-    # a job that does not ask is told so at its beginning, and takes no such sums
-    clients.set()
-    assert "keep_correlated = false in [data]" in decorrelation_note(
-        clients.job.schema, agreed.columns_only
-    )
-    with pytest.raises(
-        ValueError, match=r"^these sums of products are not of the job's inputs$"
-    ):
-        Statistics.from_json(agreed.to_json(), clients.job.schema)
-
-
-def test_a_client_with_few_rows_tells_no_products(clients, lines):
-    clients.set(decorrelate=True)
-    rows_of("b", 12).write_csv(clients.files["b"])  # 8 of them train
-    with pytest.raises(TooFewClients):
-        agree_on_preprocessing(clients.job, clients.start(), NAMES, wait=60)
-    assert lines[0] == (
-        "client b: it refused: it has too few training rows for what the request asks"
-        " for (see that client's log)"
-    )
-    assert any(
-        "(few-rows): its 8 training rows are not more than the" in line
-        for line in clients.logged["b"]
-    )
 
 
 @pytest.mark.parametrize(
@@ -642,47 +563,38 @@ def test_a_coordinator_that_invents_statistics_learns_no_cell(clients):
     assert answers == [Refusal.TABLE, *[Refusal.OTHER_STATISTICS] * 18]
 
 
-def test_sums_of_products_are_told_for_one_set_of_columns(clients):
-    clients.set(decorrelate=True)
+@pytest.mark.parametrize("far", [1e3, 1e9])
+def test_a_hidden_cell_does_not_show_in_whether_a_client_takes_part(clients, far):
+    """It is in no sum, and a coordinator chooses from which size on it would be too far."""
     clients.start()
-    schema = clients.job.schema
-    assert ask(clients, "a", STATISTICS) is None
+    ages = [None if age == "?" else float(age) for age in rows_of("a")["age"]]
+    ages[int(clients.work["a"]._examples.training_rows[1])] = far
+    rows_of("a").with_columns(age=pl.Series(ages)).write_csv(clients.files["a"])
+    clients.start()
     pooled = add_statistics(own_statistics(clients))
-    assert ask(clients, "a", INPUTS, invented(pooled)) == Refusal.WRONG_STATISTICS
-    for _ in range(2):
-        assert ask(clients, "a", INPUTS, pooled) is None
-        other = invented(pooled, 900.0)
-        assert ask(clients, "a", INPUTS, other) == Refusal.OTHER_STATISTICS
-        assert ask(clients, "a", AGREED, pooled) == Refusal.WRONG_STATISTICS
-    train = {name: work._examples.training_rows for name, work in clients.work.items()}
-    whole = pooled.with_inputs(
-        [work._table.with_inputs(train[n], pooled) for n, work in clients.work.items()]
-    )
-    assert ask(clients, "a", AGREED, invented(whole, 900.0)) == Refusal.OTHER_STATISTICS
-    tiny = whole.inputs.model_copy(
-        update={"products": tuple(1e-6 * value for value in whole.inputs.products)}
-    )
-    smaller = whole.model_copy(update={"inputs": tiny})
-    assert ask(clients, "a", AGREED, smaller) == Refusal.WRONG_STATISTICS
-    assert ask(clients, "a", AGREED, whole) is None
-    assert ask(clients, "a", INPUTS, pooled) is None
-    assert Statistics.load(clients.store("a").directory, schema) == whole
-    clients.start()  # also between the two messages
-    assert ask(clients, "a", AGREED, whole) is None
+    assert pooled.columns["age"].mean < 100
+    assert ask(clients, "a", AGREED, invented(pooled, 0.1)) is None
+    warned = [line for line in clients.logged["a"] if "count as so far" in line]
+    assert len(warned) == (far == 1e9)
+
+
+def test_pooled_sums_are_compared_with_those_of_a_description(clients):
+    clients.start()
+    algorithm = {"step": "columns"}
+    request = Request(clients.job.identity, 0, 0, DESCRIBE, "a", algorithm=algorithm)
+    assert not decode_reply(clients.responders["a"](encode_request(request))).refusal
+    pooled = add_statistics(own_statistics(clients))
+    assert ask(clients, "a", AGREED, invented(pooled)) == Refusal.WRONG_STATISTICS
+    assert ask(clients, "a", AGREED, pooled) is None
 
 
 TARGETS = {"cost": "", "risk": 'classes = ["high", "low"]\n'}
 """Targets of a regression and of a classification, and what the job says of them."""
 
 
-@pytest.mark.parametrize(
-    ("target", "decorrelate"), [("cost", False), ("cost", True), ("risk", False)]
-)
-def test_a_table_of_all_clients_trains_on_what_the_machines_train_on(
-    clients, target, decorrelate
-):
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_table_of_all_clients_trains_on_what_the_machines_train_on(clients, target):
     """The same rows of it, and the same numbers, to the bit; so does each method."""
-    clients.set(decorrelate=decorrelate)
     path = clients.directory / "job.toml"
     text = path.read_text().replace('target = "cost"\n', f'target = "{target}"\n')
     # a job may list categories, and a table cannot
@@ -708,8 +620,10 @@ def test_a_table_of_all_clients_trains_on_what_the_machines_train_on(
         test=0.25,
         val=0.1,
         preprocessing="federated",
-        keep_correlated=not decorrelate,
     )
+    said = "The inputs stay correlated, as in a federation of machines."
+    assert (said in table.notes) == (correlation_note(job.schema) is not None)
+    assert (said in table.notes) == (target == "cost")
     assert table.preprocessing.inputs == statistics.preprocessing(job.schema).inputs
     assert table.names == machines.names
     for split in ("train", "val", "test"):
@@ -746,18 +660,6 @@ def test_a_client_tells_the_sums_of_one_set_of_rows_in_a_job(clients):
     pooled = add_statistics(own_statistics(clients))
     assert ask(clients, "a", AGREED, invented(pooled)) == Refusal.WRONG_STATISTICS
     assert ask(clients, "a", AGREED, pooled) is None
-
-
-def test_products_are_told_by_pooled_sums_with_the_clients_own(clients):
-    """Before, a client that had not been asked for its sums took any, and products of
-    inputs by these.
-    """
-    clients.set(decorrelate=True)
-    clients.start()
-    pooled = add_statistics(own_statistics(clients))
-    assert ask(clients, "a", INPUTS, pooled) == Refusal.WRONG_STATISTICS
-    assert ask(clients, "a", STATISTICS) is None
-    assert ask(clients, "a", INPUTS, pooled) is None
 
 
 def test_sums_of_other_rows_than_a_client_has_are_refused_with_its_name(clients):

@@ -14,19 +14,17 @@ SECURE = "secure_aggregation = true"
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("method", "privacy", "decorrelate"),
+    ("method", "privacy"),
     [
-        ("fedavg", "", True),
-        pytest.param("ditto", "", False, marks=pytest.mark.nightly),
-        pytest.param("ucfl", "", False, marks=pytest.mark.nightly),
-        pytest.param("fedavg", SECURE, False, marks=pytest.mark.nightly),
-        ("ucfl", f'{SECURE}\nprobe = "open"', False),
+        ("fedavg", ""),
+        pytest.param("ditto", "", marks=pytest.mark.nightly),
+        pytest.param("ucfl", "", marks=pytest.mark.nightly),
+        pytest.param("fedavg", SECURE, marks=pytest.mark.nightly),
+        ("ucfl", f'{SECURE}\nprobe = "open"'),
     ],
 )
-def test_nothing_of_a_marked_table_leaves_whatever_is_asked(
-    method, privacy, decorrelate, tmp_path
-):
-    clients = MarkedClients(tmp_path, method, privacy, decorrelate)
+def test_nothing_of_a_marked_table_leaves_whatever_is_asked(method, privacy, tmp_path):
+    clients = MarkedClients(tmp_path, method, privacy)
     clients.train()
     asked = {Raw.of(body).envelope["task"] for _, body in clients.tap.requests}
     expected = {"hello", "statistics", "agreed", "client", "evaluate", "personal"}

@@ -100,8 +100,11 @@ class SecureSums:
         Args:
             neighbours: number of shares that were made.
         """
-        # 1e-9 makes 2/3 of 3 equal to 2 in floating point.
-        return max(MIN_CLIENTS, math.ceil(self.threshold * neighbours - 1e-9))
+        # More than half of the neighbours in any case: else one half could reveal one
+        # secret of a client, and the other half the other one. 1e-9 makes 2/3 of 3 equal
+        # to 2 in floating point.
+        share = math.ceil(self.threshold * neighbours - 1e-9)
+        return max(MIN_CLIENTS, neighbours // 2 + 1, share)
 
     def check(self, algorithm: Algorithm, uplink: Pipeline) -> None:
         """Check that a method needs no more than sums.

@@ -134,7 +134,8 @@ class FedDyn(Algorithm):
         # The loss has two more terms: -<g_i, w>, whose gradient is -g_i, and
         # alpha/2 |w - theta|^2, the proximal term.
         theta, g = inbox.only("model"), state["gradient"]
-        alpha = inbox.scalars.get("alpha", self.alpha)
+        is_uniform = self.weights == "uniform"
+        alpha = self.alpha if is_uniform else inbox.scalars["alpha"]
         trained = local.sgd(theta, self.sgd, proximal=(alpha, theta), linear_term=-g)
         # c is the mean of all -g_i (of all -m q_i g_i, weighted by samples). If the
         # server does not use this client's answer (`reply` is False), c does not

@@ -51,7 +51,7 @@ from fedtailor.remote.wire.fingerprints import Origins
 from fedtailor.remote.wire.messages import ArraySpec, Request
 from fedtailor.remote.wire.refusals import Refusal
 from fedtailor.remote.wire.releases import MAX_LENGTH, RELEASE, talk
-from fedtailor.remote.wire.request_kind import AGREED, HELLO, INPUTS, STATISTICS
+from fedtailor.remote.wire.request_kind import AGREED, HELLO, STATISTICS
 from fedtailor.remote.wire.run_log import COORDINATOR_LOG, Lines, RunLog, client_log
 from fedtailor.remote.wire.transport import (
     ExchangeResult,
@@ -534,21 +534,15 @@ def agree_on_preprocessing(
             transport, requests, expected, minimum=len(order), late=late
         )
 
-    def request_statistics(task: str, **arrays: np.ndarray) -> list[Statistics]:
+    def request_statistics() -> list[Statistics]:
         expected = {STATISTICS: ArraySpec((None,), "uint8")}
-        replies = request(task, expected, **arrays).replies
+        replies = request(STATISTICS, expected).replies
         parts = []
         for name in order:
             try:
                 part = statistics_from_arrays(replies[name].arrays, job.schema)
-                require(
-                    task != INPUTS or part.inputs is not None,
-                    "the message holds no sums of products",
-                )
                 if isinstance(names, Mapping):
-                    part.check_rows(
-                        int(names[name][0]), job.schema, own=task == STATISTICS
-                    )
+                    part.check_rows(int(names[name][0]), job.schema)
             except ValueError as error:
                 raise ValueError(f"client {name}: {error}") from None
             parts.append(part)
@@ -556,12 +550,9 @@ def agree_on_preprocessing(
 
     statistics = known
     if statistics is None:
-        statistics = add_statistics(request_statistics(STATISTICS))
+        statistics = add_statistics(request_statistics())
         # Raise an error about unusable statistics before any client stores them.
         statistics.preprocessing(job.schema)
-        if statistics.needs_input_sums(job.schema):
-            parts = request_statistics(INPUTS, statistics=as_array(statistics))
-            statistics = statistics.with_inputs(parts)
     request(AGREED, {}, statistics=as_array(statistics))
     return statistics
 

@@ -13,7 +13,7 @@ from fedtailor.engine.runs import Run
 from fedtailor.engine.storage.run_files import MANIFEST
 from fedtailor.engine.training import Callback
 from fedtailor.remote.client.policy import default_policy_note
-from fedtailor.remote.job.statistics import Statistics, decorrelation_note
+from fedtailor.remote.job.statistics import Statistics, correlation_note
 from fedtailor.remote.keys.kit import COORDINATOR
 from fedtailor.remote.server.coordinate import coordinate
 from fedtailor.remote.server.rounds import COMPILE_S, PATIENCE_S
@@ -112,7 +112,7 @@ def serve(
             wait=wait,
             known=Statistics.load(coordinator, job.schema) if resume else None,
         )
-        if line := decorrelation_note(job.schema, statistics):
+        if line := correlation_note(job.schema):
             tell(line)
         run = coordinate(
             job,

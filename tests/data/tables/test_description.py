@@ -1,6 +1,7 @@
 """A description says what the rows say, and hides what few rows have."""
 
 import itertools
+from collections import defaultdict
 
 import numpy as np
 import polars as pl
@@ -11,7 +12,6 @@ from fedtailor.data.tables.describing import describe_table
 from fedtailor.data.tables.description import (
     BINS,
     QUANTILES,
-    correlations,
     describe_columns,
     edges_of,
     histogram_of,
@@ -51,7 +51,7 @@ def test_sums_over_clients_are_those_of_all_rows():
     assert total.mean == pytest.approx(float(data["age"].mean()), rel=1e-12)
     assert total.deviation == pytest.approx(float(data["age"].std(ddof=0)), rel=1e-12)
     assert description.histogram("age").sum() == 400
-    (strongest, *_) = correlations(description)
+    (strongest, *_) = description.correlations
     assert {strongest.first, strongest.second} == {"age", "dose"}
     expected = np.corrcoef(data["age"], data["dose"])[0, 1]
     assert strongest.r == pytest.approx(expected, abs=1e-6)
@@ -83,6 +83,21 @@ def test_no_bin_of_few_rows_is_shown_and_no_row_is_lost():
             if is_exact(shown, edge, 5):
                 assert shown[: edge + 1].sum() == sum(counts[: edge + 1])
     np.testing.assert_array_equal(without_few(np.array([3, 1, 2]), 1), [3, 1, 2])
+
+
+@pytest.mark.parametrize(("bins", "most"), [(4, 18), (5, 13)])
+def test_no_count_of_few_rows_follows_from_the_bins_that_are_shown(bins, most):
+    """All tables of so many bins and rows that look alike, and all sets of their bins."""
+    every = itertools.product(range(most + 1), repeat=bins)
+    alike = defaultdict(list)
+    for counts in every:
+        if 5 <= sum(counts) <= most:
+            alike[tuple(without_few(np.array(counts)).tolist())].append(counts)
+    sets = np.array(list(itertools.product((0, 1), repeat=bins))).T
+    for shown, tables in alike.items():
+        rows = np.array(tables) @ sets
+        follows = rows.min(axis=0) == rows.max(axis=0)
+        assert not (follows & (rows[0] > 0) & (rows[0] < 5)).any(), shown
 
 
 def test_a_cell_that_is_alone_is_not_to_be_seen():
@@ -179,7 +194,8 @@ def test_nothing_is_hidden_of_ones_own_table():
         [frame["age"].quantile(level, "linear") for level in QUANTILES]
     )
     expected = np.corrcoef(frame["age"], frame["died"])[0, 1]
-    assert correlations(description)[0].r == pytest.approx(expected, abs=1e-6)
+    assert description.correlations[0].r == pytest.approx(expected, abs=1e-6)
+    assert not describe_table(frame, client="site", least=5)[0].correlations
     assert not any(
         "hidden" in line or "fewer" in line for line in sentences(description)
     )

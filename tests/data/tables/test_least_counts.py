@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedtailor.data.tables.encoding import MIN_ROWS, ColumnEncoding
+from fedtailor.data.tables.encoding import MIN_ROWS
 from fedtailor.data.tables.hiding import counts_of, shown
-from fedtailor.data.tables.sums import ColumnSums, InputSums
+from fedtailor.data.tables.sums import ColumnSums
 
 
 def none_but(rows, *values):
@@ -62,6 +62,19 @@ def test_few_rows_of_a_category_are_counted_to_the_most_frequent(agreed):
     names = pl.Series([f"{number}" for number in range(12)])
     told = ColumnSums.of(names, "category", agreed)
     assert told.rare == told.count == 12 and not any(told.categories.values())
+
+
+@pytest.mark.parametrize("agreed", [None, ("a", "b", "c", "d", "e", "f")])
+def test_categories_that_must_have_rows_are_not_counted_together(agreed):
+    """Eight rows of two rare categories are four of each."""
+    for rare in ({"b": 4, "c": 4}, {"b": 4, "c": 3}, {"b": 4, "c": 4, "d": 4}):
+        cells = ["a"] * 20 + [name for name, rows in rare.items() for _ in range(rows)]
+        told = ColumnSums.of(pl.Series(cells), "category", agreed)
+        assert told.rare == 0 and told.categories["a"] == len(cells)
+        told = ColumnSums.of(pl.Series(cells[20:]), "category", agreed)
+        assert told.count == 0 and told.missing == len(cells) - 20
+    cells = ["a"] * 20 + ["b"] * 3 + ["c"] * 3 + ["d"] * 2
+    assert ColumnSums.of(pl.Series(cells), "category", agreed).rare == 8
 
 
 CELLS = {
@@ -117,66 +130,3 @@ def test_numbers_of_few_rows_become_the_nearest_of_many():
     assert shown(few, "number").null_count() == 6
     few = pl.Series([0.0] * 4 + [49.634, None, None])
     assert shown(few, "number").to_list() == [0.0] * 7
-
-
-def encoded(cells, kind="number", **settings):
-    """Cells of a column, and an encoding of them."""
-    return pl.Series(cells), ColumnEncoding("x", kind, 0.0, False, **settings)
-
-
-def products(*columns):
-    """The products of columns with each other."""
-    cells, encodings = zip(*columns, strict=True)
-    return InputSums.of(cells, encodings).matrix()
-
-
-def test_inputs_that_meet_in_few_rows_are_in_no_product():
-    """Their product would count these rows."""
-    yes, no = [1.0] * 12, [0.0] * 28
-    one = encoded([*yes, *no], "boolean")
-    for both, is_sent in ((0, True), (3, False), (5, True), (8, False), (12, True)):
-        other = encoded([*no[: 12 - both], *yes, *no[: 16 + both]], "boolean")
-        matrix = products(one, other)
-        assert (matrix[0, 1] != 0) == is_sent and matrix[0, 0] and matrix[1, 1]
-
-
-def test_a_number_that_varies_in_few_rows_of_a_group_is_in_no_product():
-    """A column that is mostly 0 would give its values in the group's rows."""
-    rng = np.random.default_rng(0)
-    ill = encoded([1.0] * 15 + [0.0] * 45, "boolean")
-    for both, is_sent in ((0, True), (1, False), (4, False), (6, True)):
-        lab = np.zeros(60)
-        lab[15 - both : 27 - both] = rng.uniform(10, 60, 12)
-        assert (products(ill, encoded(lab))[0, 1] != 0) == is_sent
-
-
-def test_a_combination_of_columns_that_is_one_row_is_in_no_product():
-    rng = np.random.default_rng(0)
-    age, cost = rng.normal(size=(2, 50))
-    nearly = age.copy()
-    nearly[7] += 1
-    matrix = products(encoded(age), encoded(nearly), encoded(cost))
-    assert not (matrix - np.diag(np.diag(matrix))).any(axis=0).all()
-    far = products(encoded(age), encoded(age + rng.normal(size=50)), encoded(cost))
-    assert far.all()
-
-
-def test_products_of_few_rows_are_refused():
-    with pytest.raises(ValueError, match="or fewer than 5: sums of products would"):
-        products(encoded([1.0, 2.0, 4.0, 3.0]))
-
-
-def test_products_follow_from_what_is_shown():
-    """Gaps are filled by all clients' mean: which rows have them is told by no product."""
-    rng = np.random.default_rng(1)
-    age, cost = rng.normal(size=(2, 60))
-    gaps = pl.Series([*age[:-8], *[None] * 8])
-    matrices = []
-    for mean in (0.0, 1000.0):
-        column = ColumnEncoding("age", "number", mean, True, mean, 1.0)
-        told = InputSums.of([gaps, pl.Series(cost)], [column, encoded(cost)[1]])
-        matrices.append(told.matrix())
-    # the inputs are 0 where a cell is missing; the other mean adds a multiple of that
-    back = np.eye(3)
-    back[1, 0] = -1000.0
-    np.testing.assert_allclose(back.T @ matrices[1] @ back, matrices[0], atol=1e-4)

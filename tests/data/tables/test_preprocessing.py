@@ -181,7 +181,7 @@ def test_classes_single_inputs_and_wide_tables_stay_as_they_are(frame):
     assert (
         fit_decorrelation(wide) is None and fit_decorrelation(wide[:, 1:]) is not None
     )
-    assert decorrelation_notes(None, 101) == [
+    assert decorrelation_notes(None, 101, "pooled") == [
         "The inputs stay correlated: they are 101, more than 100."
     ]
 

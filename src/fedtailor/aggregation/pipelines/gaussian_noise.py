@@ -167,12 +167,12 @@ class GaussianNoise(Transform):
             f" ({', '.join(uncovered)}); choose a method whose clients send a model and"
             " nothing else",
         )
-        # `announce` sends a clip norm only if it is adaptive.
-        clip_norm = inbox.scalars.get(CLIP_NORM, self.norm)
         if self.by == "client":
-            return self._with_own_noise(update, inbox, clip_norm, local), state
+            return self._with_own_noise(update, inbox, local), state
+        is_adaptive = self.quantile is not None
+        clip_norm = inbox.scalars[CLIP_NORM] if is_adaptive else self.norm
         update, change_norm = clipped(update, inbox, clip_norm, fixed_reference)
-        if self.quantile is not None:
+        if is_adaptive:
             # The server adds noise to the number of these clients.
             is_within = change_norm <= clip_norm
             update[WITHIN_CLIP_NORM] = is_within.astype(change_norm.dtype)
@@ -182,12 +182,12 @@ class GaussianNoise(Transform):
         self,
         update: ClientUpdate,
         inbox: Inbox,
-        clip_norm: ScalarLike,
         local: LocalTrainer,
     ) -> ClientUpdate:
         """The update with a clipped change and the client's noise.
 
-        The server may have sent any model. The noise is added to the change and not to
+        The server is not trusted: it may have sent any numbers, which decide nothing
+        here, and any model. The noise is added to the change and not to
         the model, which is rounded to steps as large as its entries: such a rounding
         before the noise could make the change longer than the norm. And a change that
         became NaN or infinite is zero: a refusal would say that the model overflows on
@@ -198,8 +198,8 @@ class GaussianNoise(Transform):
             start[kind] = fixed_reference(kind, value, inbox)
             difference = value - start[kind]
             change[kind] = jnp.where(jnp.isfinite(difference).all(), difference, 0)
-        change, _ = clipped(change, inbox, clip_norm, _zero_reference)
-        noisy = _add_client_noise(change, self.multiplier * clip_norm, local)
+        change, _ = clipped(change, inbox, self.norm, _zero_reference)
+        noisy = _add_client_noise(change, self.multiplier * self.norm, local)
         return {kind: start[kind] + noisy[kind] for kind in noisy}
 
     # on the server

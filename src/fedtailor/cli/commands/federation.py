@@ -638,7 +638,7 @@ def _simulate(options: SimulateOptions) -> int:
     from fedtailor.engine.training import AfterRound
     from fedtailor.remote.job.examples import read_all
     from fedtailor.remote.job.job import read_job
-    from fedtailor.remote.job.statistics import decorrelation_note
+    from fedtailor.remote.job.statistics import correlation_note
     from fedtailor.remote.keys.kit import COORDINATOR, JOB, read_certificates
     from fedtailor.remote.simulation import simulate_job
 
@@ -650,7 +650,7 @@ def _simulate(options: SimulateOptions) -> int:
         f" this order: {', '.join(names)}",
     )
     clients, statistics = read_all(job, dict(zip(names, options.data, strict=True)))
-    if line := decorrelation_note(job.schema, statistics):
+    if line := correlation_note(job.schema):
         say(line)
     with progress_of(job.title, job.spec.rounds) as progress:
         finished = simulate_job(

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float, Float32, Float64
+from jaxtyping import Float, Float32, Float64
 from numpy.typing import NDArray
 
 MAX_DECORRELATED_INPUTS = 100
@@ -57,28 +57,30 @@ class Decorrelation:
             chunk[:] = out
 
 
-def fit_decorrelation(
-    x: Float32[NDArray, "rows inputs"], train: Bool[NDArray, " rows"] | None = None
-) -> Decorrelation | None:
-    """Fit a decorrelation to the training rows.
+def fit_decorrelation(x: Float32[NDArray, "rows inputs"]) -> Decorrelation | None:
+    """Fit a decorrelation to the encoded inputs of the training rows.
 
-    Args:
-        x: encoded inputs.
-        train: mask of the training rows; None = all rows.
+    Symmetric whitening changes the inputs less than any other whitening (Kessy, Lewin
+    and Strimmer 2018, Optimal Whitening and Decorrelation, section 3). For a covariance
+    V diag(v) V' its matrix is V diag(v^-1/2) V'. Here v^-1/2 is replaced by
+    v^1/2 / (v + floor), so that directions of little variance are not amplified.
 
     Returns:
-        The decorrelation; None if `can_decorrelate` is False or all rows are equal.
+        The decorrelation; None if there is one input, there are more than
+        `MAX_DECORRELATED_INPUTS`, or all rows are equal.
     """
-    if not can_decorrelate(x.shape[1]):
+    if not 1 < x.shape[1] <= MAX_DECORRELATED_INPUTS:
         return None
-    rows = x if train is None else x[train]
-    mean, products = centered_products(rows)
-    return decorrelation_from_moments(mean, products / len(rows))
-
-
-def can_decorrelate(inputs: int) -> bool:
-    """Whether a table with this number of inputs can be decorrelated."""
-    return 1 < inputs <= MAX_DECORRELATED_INPUTS
+    mean, products = centered_products(x)
+    variances, eigenvectors = np.linalg.eigh(products / len(x))
+    variances = np.maximum(variances, 0.0)
+    floor = _FLOOR * float(variances.mean())
+    if not floor > 0:
+        return None
+    scales = np.sqrt(variances) / (variances + floor)
+    matrix = (eigenvectors * scales) @ eigenvectors.T
+    symmetric = (matrix + matrix.T) / 2
+    return Decorrelation(_rounded(mean), tuple(_rounded(row) for row in symmetric))
 
 
 def centered_products(
@@ -91,27 +93,6 @@ def centered_products(
     for _, centered in _centered_chunks(rows, mean):
         products += centered.T @ centered
     return mean, products
-
-
-def decorrelation_from_moments(
-    mean: Float64[NDArray, " inputs"], covariance: Float64[NDArray, "inputs inputs"]
-) -> Decorrelation | None:
-    """The decorrelation of rows with a mean and a covariance; None if it is zero.
-
-    Symmetric whitening changes the inputs less than any other whitening (Kessy, Lewin
-    and Strimmer 2018, Optimal Whitening and Decorrelation, section 3). For a covariance
-    V diag(v) V' its matrix is V diag(v^-1/2) V'. Here v^-1/2 is replaced by
-    v^1/2 / (v + floor), so that directions of little variance are not amplified.
-    """
-    variances, eigenvectors = np.linalg.eigh(covariance)
-    variances = np.maximum(variances, 0.0)
-    floor = _FLOOR * float(variances.mean())
-    if not floor > 0:
-        return None
-    scales = np.sqrt(variances) / (variances + floor)
-    matrix = (eigenvectors * scales) @ eigenvectors.T
-    symmetric = (matrix + matrix.T) / 2
-    return Decorrelation(_rounded(mean), tuple(_rounded(row) for row in symmetric))
 
 
 def _centered_chunks(

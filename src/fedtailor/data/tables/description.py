@@ -2,12 +2,13 @@
 
 Each client sends `ColumnSums` of its columns. From their total follow the edges of one
 histogram for each column of numbers, which all clients then count. Quantiles are read
-from the histograms, correlations from sums of products. What is compared between clients
-are shares of rows: in a bin, of a category, missing.
+from the histograms. What is compared between clients are shares of rows: in a bin, of a
+category, missing.
 
 A client of a federation of machines sends no count of fewer than `MIN_ROWS` rows: such a
 bin is added to one nearer to the middle; what `sums` does with categories and missing
-cells is like it. Of a table on one's own machine nothing is hidden.
+cells is like it. It sends nothing of two columns together. Of a table on one's own machine
+nothing is hidden, and there are correlations.
 """
 
 import math
@@ -23,15 +24,11 @@ from jaxtyping import Int64
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from fedtailor.data.tables.decorrelation import MAX_DECORRELATED_INPUTS
+from fedtailor.data.tables.decorrelation import centered_products
 from fedtailor.data.tables.encoding import MIN_ROWS
-from fedtailor.data.tables.hiding import MAX_NAMES, multipliable, shown
+from fedtailor.data.tables.hiding import MAX_NAMES, shown
 from fedtailor.data.tables.kinds import Kind
-from fedtailor.data.tables.sums import (
-    ColumnSums,
-    Count,
-    InputSums,
-)
+from fedtailor.data.tables.sums import ColumnSums, Count
 
 BINS = 20
 """Number of bins of a histogram. The first and the last one have no outer edge."""
@@ -41,6 +38,9 @@ STEP = 0.25
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
+MAX_CORRELATED = 100
+"""Of more columns there are no correlations."""
+
 
 class ClientCounts(BaseModel):
     """What a client counts once the edges are known.
@@ -48,8 +48,6 @@ class ClientCounts(BaseModel):
     Attributes:
         histograms: rows in each bin, of columns of numbers and dates; and of a target of
             classes the rows of each class.
-        products: sums of products of the columns in deviations; None if the client has
-            too few rows, or there are too few or too many columns.
     """
 
     model_config = ConfigDict(
@@ -62,7 +60,6 @@ class ClientCounts(BaseModel):
         ],
         Field(max_length=10_000),
     ]
-    products: InputSums | None = None
 
 
 class CountNoise(BaseModel):
@@ -82,6 +79,23 @@ class CountNoise(BaseModel):
     deviation: Annotated[float, Field(ge=0)]
 
 
+@dataclass(frozen=True)
+class Correlation:
+    """The correlation of two columns over the rows of all clients.
+
+    Attributes:
+        first, second: the columns.
+        r: Pearson's correlation. Missing cells count as the client's mean.
+        low, high: 95 % interval (Fisher's transformation).
+    """
+
+    first: str
+    second: str
+    r: float
+    low: float
+    high: float
+
+
 class Description(BaseModel):
     """Counts and sums of the tables of several clients.
 
@@ -90,12 +104,13 @@ class Description(BaseModel):
         rows: number of rows of each client.
         sums: client -> column -> its sums.
         edges: inner edges of the histogram of each column of numbers or dates.
-        counts: client -> histograms and products.
-        correlated: the columns of the products, in their order.
+        counts: client -> histograms.
         least: counts of fewer rows are hidden; 1 = none.
         noise: the noise on all counts; None without.
         quantiles: `QUANTILES` of each column of numbers or dates, from its cells; none
             where only counts are known.
+        correlations: of each two columns that are not categories, the strongest first;
+            none where counts are hidden.
     """
 
     model_config = ConfigDict(
@@ -107,12 +122,12 @@ class Description(BaseModel):
     sums: dict[str, dict[str, ColumnSums]]
     edges: dict[str, Annotated[tuple[float, ...], Field(strict=False)]]
     counts: dict[str, ClientCounts]
-    correlated: Annotated[tuple[str, ...], Field(strict=False)] = ()
     least: int = MIN_ROWS
     noise: CountNoise | None = None
     quantiles: dict[str, Annotated[tuple[float, ...], Field(strict=False)]] = Field(
         default_factory=dict
     )
+    correlations: Annotated[tuple[Correlation, ...], Field(strict=False)] = ()
 
     @property
     def clients(self) -> tuple[str, ...]:
@@ -140,23 +155,6 @@ class Description(BaseModel):
             return counts | {"= yes": yes, "= no": sums.count - yes}
         named = {f"= {name}": rows for name, rows in sums.categories.items()}
         return counts | named | {"other": sums.rare}
-
-
-@dataclass(frozen=True)
-class Correlation:
-    """The correlation of two columns over the rows of all clients.
-
-    Attributes:
-        first, second: the columns.
-        r: Pearson's correlation. Missing cells count as the client's mean.
-        low, high: 95 % interval (Fisher's transformation).
-    """
-
-    first: str
-    second: str
-    r: float
-    low: float
-    high: float
 
 
 def edges_of(sums: ColumnSums, kind: Kind) -> tuple[float, ...] | None:
@@ -212,7 +210,10 @@ def without_few(
                 shown[place], held = held, 0
         carried += held
     shown[middle] = carried + counts[middle]
-    if 0 < shown[middle] < least and shown.sum() > shown[middle]:
+    # The middle bin holds rows of several: with 2 least - 1 of them no part follows, such
+    # as the one that is left if five are of a bin that can only be carried with five.
+    is_several = carried > 0 or 0 < shown[middle] < least
+    while is_several and shown[middle] < min(2 * least - 1, shown.sum()):
         filled = np.flatnonzero(shown)
         nearest = min(filled[filled != middle], key=lambda place: abs(place - middle))
         shown[middle] += shown[nearest]
@@ -246,72 +247,6 @@ def class_counts_of(
     return tuple(counts.tolist())
 
 
-def products_of(
-    columns: Mapping[str, pl.Series],
-    kinds: Mapping[str, Kind],
-    pooled: Mapping[str, ColumnSums],
-    correlated: Sequence[str],
-    least: int = MIN_ROWS,
-) -> InputSums | None:
-    """Sums of products of columns in deviations from the pooled mean.
-
-    Missing cells count as the client's own mean of the column. So what is sent follows from
-    the client's columns alone, up to the units, whatever pooled sums are given.
-
-    Args:
-        columns: the cells of the client.
-        kinds: kind of each column, of the target last.
-        pooled: sums over all clients.
-        correlated: the columns to multiply.
-        least: the least rows of a group (see `hiding`); 1 = all products are wanted.
-
-    Returns:
-        The sums, where products that would lead to few rows are 0; None if the client has
-        too few rows for so many columns, or there are fewer than two.
-    """
-    if len(correlated) < 2:
-        return None
-    told = {name: shown(columns[name], kinds[name], least) for name in kinds}
-    # Categories count as well: their products may be sent for preprocessing, which does
-    # not have the target, the last column.
-    is_kept = dict.fromkeys(told, True)
-    if least > 1:
-        kept = multipliable(list(told.values()), list(kinds.values()), 1)
-        is_kept = dict(zip(told, kept, strict=True))
-    deviations, units, means = [], [], []
-    for name in correlated:
-        cells = told[name]
-        own = float(cells.mean() or 0.0)  # type: ignore[arg-type]
-        deviations.append((cells - own).fill_null(0.0).to_numpy())
-        units.append(1 / pooled[name].deviation)
-        means.append(
-            (own if len(cells.drop_nulls()) else pooled[name].mean) - pooled[name].mean
-        )
-    x = np.stack(deviations, axis=1).astype(np.float64)
-    try:
-        is_sent = np.array([is_kept[name] for name in correlated])
-        sums = InputSums.of_inputs(x, is_sent if least > 1 else None, np.diag(units))
-    except ValueError:
-        return None
-    return sums.model_copy(update={"mean": tuple(np.multiply(means, units).tolist())})
-
-
-def correlated_columns(
-    kinds: Mapping[str, Kind], pooled: Mapping[str, ColumnSums]
-) -> tuple[str, ...]:
-    """Columns whose products are sent: those of numbers that are not all equal.
-
-    Returns:
-        The columns; none if there are too many to send products of.
-    """
-    names = [
-        name
-        for name, kind in kinds.items()
-        if kind != "category" and pooled[name].squares > 0
-    ]
-    return tuple(names) if len(names) <= MAX_DECORRELATED_INPUTS else ()
-
-
 def describe_columns(
     columns: Mapping[str, pl.Series],
     kinds: Mapping[str, Kind],
@@ -341,27 +276,23 @@ def describe_columns(
         for name in columns
     }
     edges = all_edges(kinds, pooled)
-    correlated = correlated_columns(kinds, pooled)
     counts = {}
     for client, rows in owners.items():
-        own = {name: values[rows] for name, values in columns.items()}
         histograms = {
-            name: histogram_of(own[name], kinds[name], inner, least)
+            name: histogram_of(columns[name][rows], kinds[name], inner, least)
             for name, inner in edges.items()
         }
-        products = products_of(own, kinds, pooled, correlated, least)
-        counts[client] = ClientCounts(histograms=histograms, products=products)
+        counts[client] = ClientCounts(histograms=histograms)
+    is_own = least == 1
     return Description(
         kinds=dict(kinds),
         rows={client: len(rows) for client, rows in owners.items()},
         sums=sums,
         edges=edges,
         counts=counts,
-        correlated=correlated,
         least=least,
-        quantiles=(
-            {name: _quantiles(columns[name]) for name in edges} if least == 1 else {}
-        ),
+        quantiles={name: _quantiles(columns[name]) for name in edges} if is_own else {},
+        correlations=_correlations(columns, kinds, owners, pooled) if is_own else (),
     )
 
 
@@ -409,24 +340,43 @@ def quantile(
     return float(low + inside * (high - low)), ""
 
 
-def correlations(description: Description) -> list[Correlation]:
-    """All correlations, the strongest first, each over the clients that sent products."""
-    parts = [counts.products for counts in description.counts.values()]
-    present = [part for part in parts if part is not None]
-    size = len(description.correlated)
+def _correlations(
+    columns: Mapping[str, pl.Series],
+    kinds: Mapping[str, Kind],
+    owners: Mapping[str, NDArray[np.integer]],
+    pooled: Mapping[str, ColumnSums],
+) -> tuple[Correlation, ...]:
+    """All correlations, the strongest first; none of one column, or of too many."""
+    names = [
+        name
+        for name, kind in kinds.items()
+        if kind != "category" and pooled[name].squares > 0
+    ]
+    size = len(names)
+    if not 1 < size <= MAX_CORRELATED:
+        return ()
+    units = np.array([1 / pooled[name].deviation for name in names])
     rows, products = np.zeros((size, size)), np.zeros((size, size))
     sums, squares = np.zeros((size, size)), np.zeros((size, size))
-    for part in present:
-        matrix, mean = part.matrix(), np.array(part.mean)
-        # A product that is exactly 0 is hidden, or one of equal cells.
-        is_sent = matrix != 0
-        rows += part.count * is_sent
-        sums += part.count * is_sent * mean[:, None]
-        squares += is_sent * (np.diag(matrix) + part.count * mean**2)[:, None]
-        products += is_sent * (matrix + part.count * np.outer(mean, mean))
+    for of_client in owners.values():
+        x, mean = np.zeros((len(of_client), size)), np.zeros(size)
+        for place, name in enumerate(names):
+            cells = columns[name][of_client]
+            if cells.null_count() < len(cells):
+                own = float(cells.mean())  # type: ignore[arg-type]
+                x[:, place] = (cells - own).fill_null(0.0).to_numpy()
+                mean[place] = (own - pooled[name].mean) * units[place]
+        upper = np.triu(units[:, None] * centered_products(x)[1] * units)
+        matrix = upper + np.triu(upper, 1).T
+        # A product that is exactly 0 is one of equal cells.
+        varies, count = matrix != 0, len(x)
+        rows += count * varies
+        sums += count * varies * mean[:, None]
+        squares += varies * (np.diag(matrix) + count * mean**2)[:, None]
+        products += varies * (matrix + count * np.outer(mean, mean))
     result = []
-    for i, first in enumerate(description.correlated):
-        for j, second in enumerate(description.correlated[:i]):
+    for i, first in enumerate(names):
+        for j, second in enumerate(names[:i]):
             count = int(rows[i, j])
             if not count:
                 continue
@@ -437,7 +387,7 @@ def correlations(description: Description) -> list[Correlation]:
             r = float(np.clip(shared / math.sqrt(math.prod(variances)), -1, 1))
             low, high = _fisher_interval(r, count)
             result.append(Correlation(second, first, r, low, high))
-    return sorted(result, key=lambda entry: -abs(entry.r))
+    return tuple(sorted(result, key=lambda entry: -abs(entry.r)))
 
 
 def _fisher_interval(r: float, rows: int) -> tuple[float, float]:

@@ -124,8 +124,12 @@ def class_weight_note(weights: Sequence[float], classes: Sequence[object]) -> st
     )
 
 
-def decorrelation_notes(decorrelation: Decorrelation | None, inputs: int) -> list[str]:
+def decorrelation_notes(
+    decorrelation: Decorrelation | None, inputs: int, preprocessing: str
+) -> list[str]:
     """A sentence on the decorrelation of a regression's inputs."""
+    if preprocessing == "federated":
+        return ["The inputs stay correlated, as in a federation of machines."]
     if decorrelation is not None:
         return [
             "The inputs are decorrelated, so that gradient steps fit them as least"

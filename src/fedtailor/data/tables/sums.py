@@ -14,26 +14,16 @@ from collections.abc import Sequence
 from dataclasses import field
 from typing import Annotated
 
-import numpy as np
 import polars as pl
-from jaxtyping import Bool, Float64
-from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from fedtailor._base.choice import require
-from fedtailor.data.tables.decorrelation import (
-    MAX_DECORRELATED_INPUTS,
-    Decorrelation,
-    centered_products,
-    decorrelation_from_moments,
-)
 from fedtailor.data.tables.encoding import MIN_ROWS, ColumnEncoding
 from fedtailor.data.tables.hiding import (
     MAX_NAME_LENGTH,
     MAX_NAMES,
     RARE,
     counts_of,
-    multipliable,
     shown,
 )
 from fedtailor.data.tables.kinds import MAX_CATEGORIES, Kind
@@ -176,143 +166,3 @@ class ColumnSums(BaseModel):
         return ColumnEncoding(
             name, kind, self.mean, indicator, self.mean, self.deviation
         )
-
-
-class InputSums(BaseModel):
-    """Mean and products of encoded inputs over some rows, for their decorrelation.
-
-    Attributes:
-        count: number of rows.
-        mean: [inputs] mean of the rows.
-        products: [inputs (inputs + 1) / 2] the upper triangle, row by row, of the sum
-            of the outer products of the rows' deviations from the mean.
-    """
-
-    model_config = ConfigDict(
-        strict=True, extra="forbid", allow_inf_nan=False, frozen=True
-    )
-
-    count: Count
-    mean: Annotated[
-        tuple[float, ...], Field(strict=False, max_length=MAX_DECORRELATED_INPUTS)
-    ]
-    products: Annotated[
-        tuple[float, ...],
-        Field(
-            strict=False,
-            max_length=MAX_DECORRELATED_INPUTS * (MAX_DECORRELATED_INPUTS + 1) // 2,
-        ),
-    ]
-
-    @staticmethod
-    def of(
-        cells: Sequence[pl.Series], columns: Sequence[ColumnEncoding]
-    ) -> "InputSums":
-        """Compute the sums of the inputs of columns, as they are shown (see `hiding`).
-
-        Products of inputs that would lead to few rows are 0, as if these inputs were
-        uncorrelated with all others.
-
-        Args:
-            cells: the parsed cells of each column, with null for missing ones.
-            columns: their encodings.
-
-        Raises:
-            ValueError: there are not more rows than inputs, or few rows.
-        """
-        x = np.empty((len(cells[0]), sum(len(it.inputs) for it in columns)))
-        gaps, start = list[tuple[slice, int]](), 0
-        cells = [
-            shown(it, column.kind) for it, column in zip(cells, columns, strict=True)
-        ]
-        for values, column in zip(cells, columns, strict=True):
-            end = start + len(column.inputs)
-            column.encode(values, x[:, start:end])
-            if column.indicator:
-                gaps.append((slice(start, end - 1), end - 1))
-            start = end
-        is_sent = np.repeat(
-            multipliable(cells, [column.kind for column in columns]),
-            [len(column.inputs) for column in columns],
-        )
-        # All is computed with gaps that have the mean of this client's other cells. What
-        # is sent are the sums with the value that all clients put there, which follow from
-        # these: the value is not this client's to choose, and could say where gaps are.
-        filling = np.eye(x.shape[1])
-        for places, indicator in gaps:
-            is_gap = x[:, indicator] == 1
-            if is_gap.any() and not is_gap.all():
-                mean = x[~is_gap, places].mean(axis=0)
-                filling[indicator, places] = x[is_gap, places][0] - mean
-                x[is_gap, places] = mean
-        return InputSums.of_inputs(x, is_sent, filling)
-
-    @staticmethod
-    def of_inputs(
-        x: Float64[NDArray, "rows inputs"],
-        is_sent: Bool[NDArray, " inputs"] | None,
-        filling: Float64[NDArray, "inputs inputs"] | None = None,
-    ) -> "InputSums":
-        """Compute the sums of x @ filling.
-
-        Args:
-            x: the inputs of the rows, where missing cells have the mean of the others.
-            is_sent: the inputs whose products with each other are sent; None = the sums
-                of rows as they are, which do not leave this machine.
-            filling: what adds other values for missing cells; None = they keep the mean.
-
-        Raises:
-            ValueError: there are not more rows than inputs, or few rows. The rows could
-                then be reconstructed from their products, up to a rotation.
-        """
-        rows, inputs = x.shape
-        require(
-            is_sent is None or (rows > inputs and rows >= MIN_ROWS),
-            f"its {rows} training rows are not more than the {inputs} inputs, or fewer"
-            f" than {MIN_ROWS}: sums of products would give them away (leave inputs"
-            " correlated: keep_correlated of a job or a table)",
-        )
-        mean, products = centered_products(x)
-        if is_sent is not None:
-            products *= np.outer(is_sent, is_sent) | np.eye(inputs, dtype=np.bool_)
-        if filling is not None:
-            mean, products = mean @ filling, filling.T @ products @ filling
-        return InputSums(
-            count=rows, mean=tuple(mean.tolist()), products=_upper_triangle(products)
-        )
-
-    def __add__(self, other: "InputSums") -> "InputSums":
-        """The sums over the rows of both, by the formulae of `ColumnSums`."""
-        count = self.count + other.count
-        step = np.subtract(other.mean, self.mean)
-        mean = np.array(self.mean) + step * (other.count / count)
-        between = np.outer(step, step) * (self.count * other.count / count)
-        products = self.matrix() + other.matrix() + between
-        return InputSums(
-            count=count, mean=tuple(mean.tolist()), products=_upper_triangle(products)
-        )
-
-    def fits(self, inputs: int) -> bool:
-        """Whether these are sums of this number of inputs."""
-        return (
-            len(self.mean) == inputs
-            and len(self.products) == inputs * (inputs + 1) // 2
-            and self.count > 0
-        )
-
-    def decorrelation(self) -> Decorrelation | None:
-        """The decorrelation of the rows; None if all rows are equal."""
-        return decorrelation_from_moments(
-            np.array(self.mean), self.matrix() / self.count
-        )
-
-    def matrix(self) -> Float64[NDArray, "inputs inputs"]:
-        """The whole symmetric matrix of products."""
-        size = len(self.mean)
-        matrix = np.zeros((size, size))
-        matrix[np.triu_indices(size)] = self.products
-        return matrix + np.triu(matrix, 1).T
-
-
-def _upper_triangle(matrix: Float64[NDArray, "inputs inputs"]) -> tuple[float, ...]:
-    return tuple(matrix[np.triu_indices(len(matrix))].tolist())

@@ -19,11 +19,7 @@ from fedtailor._base.printable import join_names
 from fedtailor.data.federation import Federation, Ragged
 from fedtailor.data.federation.splits import choose_unseen
 from fedtailor.data.tables.checks import check_clients, check_columns
-from fedtailor.data.tables.decorrelation import (
-    Decorrelation,
-    can_decorrelate,
-    fit_decorrelation,
-)
+from fedtailor.data.tables.decorrelation import fit_decorrelation
 from fedtailor.data.tables.encoding import MIN_ROWS, ColumnEncoding
 from fedtailor.data.tables.kinds import Kind, ParsedColumn, parse_column
 from fedtailor.data.tables.notes import (
@@ -51,7 +47,7 @@ from fedtailor.data.tables.roles import (
 )
 from fedtailor.data.tables.screening import screen
 from fedtailor.data.tables.splitting import Rows, Splits, everything_trains, split_rows
-from fedtailor.data.tables.sums import ColumnSums, InputSums
+from fedtailor.data.tables.sums import ColumnSums
 from fedtailor.data.tables.survival import survival_loss
 from fedtailor.data.tables.suspicions import (
     class_warnings,
@@ -295,8 +291,9 @@ def _build(raw: RawTable, options: TableOptions, seed: int, all_rows: bool) -> T
     ]
     is_linear = encoding.task != "classification" and options.window is None
     if is_linear and not options.keep_correlated:
-        decorrelation = _fit_decorrelation(x, columns, encodings, parts)
-        notes += decorrelation_notes(decorrelation, x.shape[1])
+        if options.preprocessing == "pooled":
+            decorrelation = fit_decorrelation(x[parts.rows[0]])
+        notes += decorrelation_notes(decorrelation, x.shape[1], options.preprocessing)
         if decorrelation is not None:
             decorrelation.apply(x)
     preprocessing = Preprocessing(
@@ -632,29 +629,6 @@ def _standardize_target(
         never_negative=is_known and bool((target.values[parts.rows[0]] >= 0).all()),
     )
     return encoding, ((target.values - sums.mean) / sums.deviation).astype(np.float32)
-
-
-def _fit_decorrelation(
-    x: Float32[NDArray, "rows inputs"],
-    columns: Mapping[str, ParsedColumn],
-    encodings: Sequence[ColumnEncoding],
-    parts: _Parts,
-) -> Decorrelation | None:
-    """Fit the decorrelation of encoded inputs of columns to the training rows.
-
-    Raises:
-        ValueError: a client has too few rows to tell the products of its inputs.
-    """
-    if len(parts.rows) == 1 and parts.least == 1:
-        return fit_decorrelation(x[parts.rows[0]])
-    if not can_decorrelate(x.shape[1]):
-        return None
-    cells = [columns[encoding.name].values for encoding in encodings]
-    sums = [
-        InputSums.of([values[rows] for values in cells], encodings)
-        for rows in parts.rows
-    ]
-    return reduce(add, sums).decorrelation()
 
 
 def _ignored_columns(

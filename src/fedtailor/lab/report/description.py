@@ -10,7 +10,6 @@ from fedtailor._base.printable import markdown_text, one_line
 from fedtailor.data.tables.description import (
     QUANTILES,
     Description,
-    correlations,
     quantile,
 )
 from fedtailor.lab.report.page.parts import Chart, Page, Section, Series
@@ -290,7 +289,7 @@ def _drift(description: Description, all_rows: bool) -> ReportTable:
 
 
 def _pairs(description: Description, all_rows: bool) -> ReportTable:
-    found = correlations(description)
+    found = description.correlations
     shown = found if all_rows else found[:MOST_PAIRS]
     rows = [
         [
@@ -302,11 +301,6 @@ def _pairs(description: Description, all_rows: bool) -> ReportTable:
         for pair in shown
     ]
     note = "Missing cells count as the mean."
-    lacking = [
-        name for name, part in description.counts.items() if part.products is None
-    ]
-    if found and lacking:
-        note += f" Without {', '.join(lacking[:MOST_NAMES])}: too few rows for that."
     if len(found) > len(shown):
         note += f" {len(found) - len(shown)} weaker pairs: --json."
     return ReportTable(

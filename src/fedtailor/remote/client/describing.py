@@ -2,8 +2,8 @@
 
 A client answers two requests, once a job: "columns" for the sums of its columns, as in
 federated preprocessing, and "counts" for histograms whose edges follow from the pooled
-sums, and for products of columns. With noise it answers one, "noisy": counts alone, in
-ranges that were named beforehand, because no sum without noise may decide on the edges.
+sums. With noise it answers one, "noisy": counts alone, in ranges that were named
+beforehand, because no sum without noise may decide on the edges.
 
 All are of the training rows: of other rows, the difference to the sums of federated
 preprocessing would count few.
@@ -35,10 +35,8 @@ from fedtailor.data.tables.description import (
     Description,
     all_edges,
     class_counts_of,
-    correlated_columns,
     even_edges,
     histogram_of,
-    products_of,
 )
 from fedtailor.data.tables.encoding import MIN_ROWS
 from fedtailor.data.tables.kinds import Kind
@@ -152,7 +150,7 @@ def what_is_sent(schema: Schema, question: Question | None = None) -> list[str]:
         f"of its training rows, for each of {columns}: how many cells are there and how"
         " many missing, mean and sum of squares of numbers, rows of each category",
         f"then, for {len(numbers)} columns of numbers or dates, rows in each of"
-        f" {BINS} bins, and the sums of products of the columns that are not categories",
+        f" {BINS} bins",
         least,
         "all without noise: no epsilon covers it",
     ]
@@ -244,7 +242,6 @@ class Describer:
             return own.to_json()
         with refusing(Refusal.WRONG_STATISTICS):
             pooled = statistics_from_arrays(request.arrays, self._schema)
-            require(pooled.inputs is None, "a description pools no products")
             check_column_sums(pooled, own, self._schema)
         return self._counts(pooled).model_dump_json()
 
@@ -261,9 +258,7 @@ class Describer:
             histograms[self._schema.target] = class_counts_of(
                 codes, len(self._schema.classes)
             )
-        correlated = correlated_columns(kinds, sums)
-        products = products_of(columns, kinds, sums, correlated)
-        return ClientCounts(histograms=histograms, products=products)
+        return ClientCounts(histograms=histograms)
 
     def _noisy_counts(self, request: Request, question: Question) -> ClientCounts:
         """Counts with noise, after the account has been charged for them."""
@@ -444,12 +439,18 @@ def stored_description(directory: Path, job: Job) -> Description | None:
     """The description that a coordinator has kept; None if there is none of this job.
 
     Raises:
-        ValueError: the file is damaged.
+        ValueError: the file is damaged, or of another version.
     """
     content = _stored(directory, job).get("description")
     if content is None:
         return None
-    return Description.model_validate_json(json.dumps(content))
+    try:
+        return Description.model_validate_json(json.dumps(content))
+    except ValidationError:
+        raise ValueError(
+            f"{directory / FILE} is of another version of fedtailor; a new job, with"
+            " another seed, can be described again"
+        ) from None
 
 
 def preview(job: Job, name: str, data: Path, question: Question | None = None) -> str:
@@ -508,7 +509,6 @@ def _description(
         sums=sums,
         edges=all_edges(kinds, pooled_sums),
         counts=dict(counts),
-        correlated=correlated_columns(kinds, pooled_sums),
     )
 
 

@@ -1,8 +1,8 @@
 """Answers all requests of a job at a client.
 
 First the coordinator sends "hello". With federated preprocessing it then sends
-"statistics", "inputs" (only if inputs are decorrelated) and "agreed". The tasks of
-rounds follow (see `work`). At any time it may ask to "describe" the table.
+"statistics" and "agreed". The tasks of rounds follow (see `work`). At any time it may ask
+to "describe" the table.
 """
 
 from collections.abc import Mapping
@@ -12,13 +12,12 @@ import numpy as np
 
 from fedtailor.aggregation.secure_sums import MIN_CLIENTS
 from fedtailor.data.federation import SPLITS
-from fedtailor.data.tables.sums import InputSums
 from fedtailor.remote.client.account import ClientAccount
 from fedtailor.remote.client.describing import Describer
 from fedtailor.remote.client.policy import has_probe
 from fedtailor.remote.client.round_requests import RoundHandler
 from fedtailor.remote.client.store import ClientStore
-from fedtailor.remote.job.agreement import check_column_sums, check_inputs, check_scale
+from fedtailor.remote.job.agreement import check_column_sums, check_scale
 from fedtailor.remote.job.examples import (
     ExampleRows,
     example_rows_of,
@@ -28,6 +27,7 @@ from fedtailor.remote.job.exposure import NUMBERS_PER_CELL, exposure_of
 from fedtailor.remote.job.job import Job
 from fedtailor.remote.job.plan import plan_of
 from fedtailor.remote.job.statistics import (
+    MAX_INPUT,
     OWN_FILE,
     ClientTable,
     Statistics,
@@ -43,7 +43,6 @@ from fedtailor.remote.wire.releases import RELEASE, talk
 from fedtailor.remote.wire.request_kind import (
     DESCRIBE,
     HELLO,
-    INPUTS,
     STATISTICS,
     RequestKind,
     kind_of,
@@ -89,9 +88,7 @@ class JobHandler:
         self._data, self._log = data, client_log(name)
         self._table: ClientTable | None = None
         self._describer: Describer | None = None
-        # The client's own statistics that were sent, and the pooled ones taken.
-        self._sent: Statistics | None = None
-        self._sent_inputs: InputSums | None = None
+        # The pooled statistics of all clients, once they are taken.
         self._taken: Statistics | None = None
         self._rounds: RoundHandler | None = None
         if not job.schema.federated:
@@ -106,10 +103,9 @@ class JobHandler:
             content = [cells, np.asarray(self._table.y).tobytes()]
             times = self._table.times
             self._examples = self._examples_of(self._table)
-            self._sent = Statistics.load(store.directory, job.schema, OWN_FILE)
             # A client that is restarted continues with the same preprocessing.
             self._taken = Statistics.load(store.directory, job.schema)
-            if self._taken is not None and not self._taken.needs_input_sums(job.schema):
+            if self._taken is not None:
                 try:
                     self._begin(self._convert(self._taken), self._taken)
                 except Refused as error:  # no message may keep a client from starting
@@ -196,49 +192,28 @@ class JobHandler:
         if table is None:
             raise Refused(Refusal.NOT_IN_JOB, "this job takes tables as they stand")
         if request.task == STATISTICS:
-            own = table.statistics(train)
+            own, sent = table.statistics(train), self._own_sent()
             # With a row more or less, the difference of both would be that row.
             refuse_unless(
-                self._sent is None or own == self._sent,
+                sent is None or own == sent,
                 Refusal.OTHER_STATISTICS,
                 "its rows differ from those whose sums it sent in this job, which it"
                 " does once; start it with those rows, or take part in a new job, with"
                 " another seed",
             )
-            if self._sent is None:
+            if sent is None:
                 own.save(self._store.directory, OWN_FILE)
-                self._sent = own
             return {STATISTICS: as_array(own)}
-        refuse_unless(
-            request.task != INPUTS or schema.decorrelate,
-            Refusal.NOT_IN_JOB,
-            "this job does not ask for products of inputs",
-        )
         with refusing(Refusal.WRONG_STATISTICS):
             pooled = statistics_from_arrays(request.arrays, schema)
-            needs_input_sums = pooled.needs_input_sums(schema)
-        if request.task == INPUTS:
-            # Of other rows, products would be sent for the second time.
-            refuse_unless(
-                self._sent is not None and self._sent == table.statistics(train),
-                Refusal.WRONG_STATISTICS,
-                "the sums of its columns, as they are now, are not among the pooled ones",
-            )
-            self._take(pooled.columns_only)
-            self._convert(pooled.columns_only)
-            with refusing(Refusal.FEW_ROWS):
-                sent = table.with_inputs(train, pooled)
-            self._sent_inputs = sent.inputs
-            return {STATISTICS: as_array(sent)}
-        refuse_unless(
-            not needs_input_sums,
-            Refusal.WRONG_STATISTICS,
-            "the job asks for sums of products, and there are none",
-        )
         self._take(pooled)
         if self._rounds is None:
             self._begin(self._convert(pooled), pooled)
         return {}
+
+    def _own_sent(self) -> Statistics | None:
+        """The client's own statistics that it sent, also to describe its table."""
+        return Statistics.load(self._store.directory, self._job.schema, OWN_FILE)
 
     def _take(self, pooled: Statistics) -> None:
         """Take pooled statistics, which a client does once a job.
@@ -251,24 +226,18 @@ class JobHandler:
         """
         schema, taken = self._job.schema, self._taken
         if taken is not None:
-            is_taken = pooled in (taken, taken.columns_only)
-            adds_inputs = taken.columns_only == pooled.columns_only and (
-                taken.needs_input_sums(schema)
-            )
             refuse_unless(
-                is_taken or adds_inputs,
+                pooled == taken,
                 Refusal.OTHER_STATISTICS,
                 f"other pooled statistics are in {self._store.directory}; a job is"
                 " prepared once, and a new one needs another seed",
             )
-            if is_taken:
-                return
+            return
         with refusing(Refusal.WRONG_STATISTICS):
             pooled.preprocessing(schema)
-            if self._sent is not None:
-                check_column_sums(pooled, self._sent, schema)
-            if pooled.inputs is not None and self._sent_inputs is not None:
-                check_inputs(pooled.inputs, self._sent_inputs)
+            sent = self._own_sent()
+            if sent is not None:
+                check_column_sums(pooled, sent, schema)
         # Save them before they are used: what they lead to must not depend on how often
         # this client is restarted.
         pooled.save(self._store.directory)
@@ -281,9 +250,16 @@ class JobHandler:
             Refused: the table does not fit them.
         """
         assert self._table is not None
+        train, schema = self._examples.training_rows, self._job.schema
         with refusing(Refusal.TABLE):
+            check_scale(statistics, self._table.statistics(train), schema)
             rows = self._table.rows(statistics)
-            check_scale(rows, self._examples.training_rows, self._job.schema)
+        far = int((np.abs(rows.x) == MAX_INPUT).any(axis=1).sum())
+        if far:
+            self._log.warning(
+                f"{self._data.name}: {far} rows have cells farther than {MAX_INPUT:g}"
+                " standard deviations from the pooled mean, which count as so far"
+            )
         return rows
 
     def _begin(

@@ -8,32 +8,17 @@ squares
 
     S - s - n N / (N - n) (M - m)^2,
 
-which cannot be negative (Chan, Golub and LeVeque 1979, Updating Formulae). The same
-holds for products of inputs, with a matrix that must be
-positive semidefinite.
+which cannot be negative (Chan, Golub and LeVeque 1979, Updating Formulae).
 """
 
 import math
 
-import numpy as np
-from jaxtyping import Int
-from numpy.typing import NDArray
-
 from fedtailor._base.choice import require
 from fedtailor.data.tables.encoding import MIN_ROWS
 from fedtailor.data.tables.kinds import Kind
-from fedtailor.data.tables.sums import ColumnSums, InputSums
+from fedtailor.data.tables.sums import ColumnSums
 from fedtailor.remote.job.job import Schema
-from fedtailor.remote.job.statistics import Statistics
-from fedtailor.remote.job.table import ClientExamples
-
-MAX_INPUT = 1e6
-"""The largest input or target of a training row, in standard deviations.
-
-In n pooled rows a deviation from the mean is at most sqrt(n) standard deviations, so
-the rows of a client whose sums are pooled stay below it up to 10^12 rows, except cells that
-are hidden in these sums (`hiding.shown`).
-"""
+from fedtailor.remote.job.statistics import MAX_INPUT, Statistics
 
 MAX_ROWS = 10**12
 """The most rows of all clients together.
@@ -45,9 +30,6 @@ far away that all of a column's cells look the same next to a gap.
 
 _ROUNDING = 1e-12
 """Relative error of pooled sums: a few times 2^-53 for each of 2,000 clients."""
-
-_INPUT_ROUNDING = 1e-6
-"""Relative error of pooled products of inputs, which are standardised."""
 
 _TINY = 1e-290
 """Absolute error of sums whose terms are too small for a normal float64."""
@@ -178,58 +160,30 @@ def _check_booleans(pooled: ColumnSums, own: ColumnSums) -> None:
     require(is_possible, "these are not sums of yes and no")
 
 
-def check_inputs(pooled: InputSums, own: InputSums) -> None:
-    """Check that pooled sums of inputs can hold a client's own.
-
-    Raises:
-        ValueError: they cannot.
-    """
-    others = pooled.count - own.count
-    require(others >= 0, "the pooled inputs have fewer rows than this table alone")
-    total, share = pooled.matrix(), own.matrix()
-    # Compare every input in units of its own pooled size.
-    sizes = np.sqrt(np.maximum(np.diag(total), 0.0))
-    units = np.where(sizes > 0, sizes, 1.0)
-    step = (np.array(pooled.mean) - np.array(own.mean)) / units
-    rest = (total - share) / np.outer(units, units)
-    if others:
-        rest -= own.count * pooled.count / others * np.outer(step, step)
-    error = _INPUT_ROUNDING * len(units)
-    smallest, largest = np.linalg.eigvalsh(rest)[[0, -1]]
-    is_possible = smallest >= -error
-    if others == 0:
-        is_possible = is_possible and largest <= error and np.abs(step).max() <= error
-    require(
-        bool(is_possible),
-        "the pooled products of inputs are smaller than this table alone makes them",
-    )
-
-
-def check_scale(
-    rows: ClientExamples, train: Int[NDArray, " n"], schema: Schema
-) -> None:
+def check_scale(pooled: Statistics, own: Statistics, schema: Schema) -> None:
     """Check that pooled statistics give a client's rows a sensible scale.
 
-    A client whose sums were not asked for, as it joins a run under way, cannot compare
-    them with the pooled ones.
-
-    Args:
-        rows: the client's rows, converted by the pooled statistics.
-        train: indices of the training rows.
-        schema: columns of the job.
+    A client whose sums were not asked for, as it joins a run under way, is not among the
+    pooled ones. Only its sums are looked at, in which few rows are hidden: a refusal does
+    not say whether a single cell is far.
 
     Raises:
-        ValueError: a training row is too far from the pooled rows, or a target of any
-            row is not finite.
+        ValueError: the rows are too far from the pooled ones; names the column.
     """
-    largest = float(np.abs(rows.x[train]).max(initial=0.0))
-    if schema.task == "regression":
+    columns = [
+        (name, pooled.columns[name], sums)
+        for name, sums in own.columns.items()
+        if schema.kinds[name] != "category"
+    ]
+    if schema.task == "regression" and pooled.target and own.target:
+        columns.append((schema.target, pooled.target, own.target))
+    for name, of_all, sums in columns:
+        if not sums.count:
+            continue
+        spread = sums.deviation if sums.squares > 0 else 0.0
+        far = (abs(sums.mean - of_all.mean) + spread) / of_all.deviation
         require(
-            bool(np.isfinite(rows.y).all()),
-            f"a target ({schema.target!r}) is too far from the pooled targets; mend it",
+            far <= MAX_INPUT,
+            f"{name!r} is {far:.3g} standard deviations from the pooled mean; is it in the"
+            " unit of the other clients?",
         )
-        largest = max(largest, float(np.abs(rows.y[train]).max(initial=0.0)))
-    require(
-        largest <= MAX_INPUT,
-        f"a training row is {largest:.3g} standard deviations from the pooled mean",
-    )

@@ -143,10 +143,6 @@ def read_all(
     statistics = add_statistics(
         tables[name].statistics(rows) for name, rows in train.items()
     )
-    if statistics.needs_input_sums(schema):
-        statistics = statistics.with_inputs(
-            [tables[name].with_inputs(rows, statistics) for name, rows in train.items()]
-        )
     rows = {name: table.rows(statistics) for name, table in tables.items()}
     return federation_from_rows(job, rows, statistics), statistics
 

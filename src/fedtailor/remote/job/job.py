@@ -158,8 +158,6 @@ class Schema:
         federated: whether clients agree on the preprocessing before the first round.
             Without it tables must hold numbers and listed categories only, and no
             empty cells.
-        decorrelate: whether inputs are decorrelated, for which clients send sums of
-            products of their inputs.
         event: of survival, the column that says whether the event was seen; `target` is
             then the column of times.
         positive: of survival, the labels of the event; () = 1, yes or true.
@@ -175,7 +173,6 @@ class Schema:
     test: float = 0.2
     kinds: Mapping[str, Kind] = field(default_factory=dict)
     federated: bool = False
-    decorrelate: bool = False
     event: str | None = None
     positive: tuple[str, ...] = ()
     hazard: Hazard = "discrete"
@@ -626,12 +623,11 @@ def _schema(data: _Data) -> Schema:
                     " list the categories",
                 )
             columns[name], kinds[name] = None, kind
-    is_linear = classes is None and windowing is None
-    if not data.keep_correlated and not (is_linear and federated):
+    if not data.keep_correlated:
         raise ConfigError(
             ("data", "keep_correlated"),
-            "keep_correlated = false is for regressions and survival (no classes, no windows) with"
-            ' preprocessing = "federated"; leave it out',
+            "inputs stay correlated over machines, as products of columns would tell too"
+            " much of few rows; leave keep_correlated out",
         )
     return Schema(
         target=data.target,
@@ -641,7 +637,6 @@ def _schema(data: _Data) -> Schema:
         test=data.test,
         kinds=kinds,
         federated=federated,
-        decorrelate=not data.keep_correlated,
         event=data.event,
         positive=tuple(data.positive),
         hazard=data.hazard,

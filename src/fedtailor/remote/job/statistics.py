@@ -3,9 +3,6 @@
 Before the first round each client sends counts, means and sums of squares over its
 training rows. All machines derive the same preprocessing from the pooled statistics.
 Rows never leave a client, and neither do counts of fewer than five rows.
-
-If the job decorrelates the inputs of a regression, each client also sends sums of
-products of its inputs.
 """
 
 import hashlib
@@ -26,13 +23,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from fedtailor._base.choice import require
 from fedtailor._base.files import atomic_write
 from fedtailor.data.tables import Preprocessing
-from fedtailor.data.tables.decorrelation import MAX_DECORRELATED_INPUTS, can_decorrelate
 from fedtailor.data.tables.encoding import MIN_ROWS
 from fedtailor.data.tables.kinds import parse_as
 from fedtailor.data.tables.options import TableOptions
 from fedtailor.data.tables.problems import first_row
 from fedtailor.data.tables.reading import read
-from fedtailor.data.tables.sums import ColumnSums, InputSums
+from fedtailor.data.tables.sums import ColumnSums
 from fedtailor.data.tables.target import TargetEncoding
 from fedtailor.engine.storage.digests import DIGEST_KEY, has_valid_digest, with_digest
 from fedtailor.models.tasks.survival import outcome_cells
@@ -48,6 +44,14 @@ from fedtailor.remote.job.table import (
 FILE = "statistics.json"
 """File in which each machine stores the pooled statistics."""
 
+MAX_INPUT = 1e6
+"""The largest input or target, in standard deviations; farther ones count as so far.
+
+In n pooled rows a deviation from the mean is at most sqrt(n) standard deviations. So with
+less than 10^12 rows only cells lie farther that are hidden in the pooled sums
+(`hiding.shown`), or not in them. Whether there is one must not show in an answer.
+"""
+
 OWN_FILE = "own-statistics.json"
 """File in which a client stores the statistics of its own rows that it has sent."""
 
@@ -59,8 +63,6 @@ class Statistics(BaseModel):
         columns: sums over each input column of the job.
         target: sums over the targets of a regression; of survival how many rows had which
             outcome (`Schema.outcomes`); None for classes.
-        inputs: sums over the model's inputs, if they are decorrelated. The inputs
-            depend on the pooled statistics of the columns, so these sums come later.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
@@ -68,7 +70,6 @@ class Statistics(BaseModel):
     format: Literal[1] = 1
     columns: Annotated[dict[str, ColumnSums], Field(max_length=10_000)]
     target: ColumnSums | None = None
-    inputs: InputSums | None = None
 
     def __add__(self, other: "Statistics") -> "Statistics":
         columns = {
@@ -86,7 +87,7 @@ class Statistics(BaseModel):
 
     def to_json(self) -> str:
         """Encode the statistics; `from_json` restores exactly the same numbers."""
-        return self.model_dump_json(exclude={"inputs"} if self.inputs is None else None)
+        return self.model_dump_json()
 
     @staticmethod
     def from_json(text: str | bytes, schema: Schema) -> "Statistics":
@@ -109,31 +110,23 @@ class Statistics(BaseModel):
             same_columns and same_target,
             "these statistics are of other columns than the job's",
         )
-        if statistics.inputs is not None:
-            width = len(statistics.columns_only.preprocessing(schema).inputs)
-            require(
-                schema.decorrelate and statistics.inputs.fits(width),
-                "these sums of products are not of the job's inputs",
-            )
         return statistics
 
-    def check_rows(self, rows: int, schema: Schema, *, own: bool) -> None:
+    def check_rows(self, rows: int, schema: Schema) -> None:
         """Check that these are statistics of a client's number of training rows.
 
         Args:
             rows: the number of training examples that the client has told before.
             schema: columns of the job.
-            own: whether the sums of columns are its own; else only those of inputs are.
 
         Raises:
             ValueError: they are of another number.
         """
-        counts = {} if self.inputs is None else {"inputs": self.inputs.count}
-        if own:
-            for name, sums in self.columns.items():
-                counts[repr(name)] = sums.count + sums.missing
-            if self.target is not None:
-                counts["the target"] = self.target.count + self.target.missing
+        counts = {
+            repr(name): sums.count + sums.missing for name, sums in self.columns.items()
+        }
+        if self.target is not None:
+            counts["the target"] = self.target.count + self.target.missing
         least = most = rows
         if schema.windowing is not None and rows > 0:
             # Windows may share rows, and how many follows from the client's gaps.
@@ -146,11 +139,6 @@ class Statistics(BaseModel):
                 f"its sums of {name} are of {count} training rows, and it has"
                 f" {rows if least == most else f'{least} to {most}'}",
             )
-
-    @property
-    def columns_only(self) -> "Statistics":
-        """The statistics without sums over inputs, so that inputs stay correlated."""
-        return self.model_copy(update={"inputs": None})
 
     def save(self, directory: Path, name: str = FILE) -> None:
         """Write the statistics to a file in a directory, atomically."""
@@ -206,25 +194,7 @@ class Statistics(BaseModel):
             target = TargetEncoding(
                 schema.target, "regression", (), self.target.mean, self.target.deviation
             )
-        decorrelation = None if self.inputs is None else self.inputs.decorrelation()
-        return Preprocessing(columns, target, "client", {}, decorrelation=decorrelation)
-
-    def needs_input_sums(self, schema: Schema) -> bool:
-        """Whether the job decorrelates inputs, and their sums are missing."""
-        return (
-            schema.decorrelate
-            and self.inputs is None
-            and can_decorrelate(len(self.preprocessing(schema).inputs))
-        )
-
-    def with_inputs(self, parts: Iterable["Statistics"]) -> "Statistics":
-        """Add the sums over the inputs of all clients to these pooled statistics.
-
-        Args:
-            parts: the statistics of each client (`ClientTable.with_inputs`).
-        """
-        sums = [part.inputs for part in parts if part.inputs is not None]
-        return self.model_copy(update={"inputs": reduce(add, sums)})
+        return Preprocessing(columns, target, "client", {})
 
 
 @dataclass(frozen=True)
@@ -273,32 +243,16 @@ class ClientTable:
             codes = outcome_cells(codes[:, 0], codes[:, 1], self.schema.intervals)
         return pl.Series([names[code] for code in codes.tolist()], dtype=pl.String)
 
-    def with_inputs(
-        self, train: Int[NDArray, " n"], statistics: Statistics
-    ) -> Statistics:
-        """Add the sums over the inputs of the training rows to pooled statistics.
-
-        Args:
-            train: indices of the training rows.
-            pooled: statistics of all clients' columns, which determine the inputs.
-
-        Raises:
-            ValueError: there are too few rows.
-        """
-        columns = statistics.columns_only.preprocessing(self.schema).columns
-        cells = [self.parsed(column.name)[train] for column in columns]
-        return statistics.model_copy(update={"inputs": InputSums.of(cells, columns)})
-
     def rows(self, statistics: Statistics) -> ClientExamples:
-        """Convert the table to the examples that models take."""
+        """Convert the table to the examples that models take, within `MAX_INPUT`."""
         preprocessing = statistics.preprocessing(self.schema)
         x = preprocessing.transform(self.frame, missing="impute", unknown="other")
+        x = np.clip(x, -MAX_INPUT, MAX_INPUT)
         if self.schema.task != "regression":
             return ClientExamples(x, self.y, self.times)
         centered = self.y.astype(np.float64) - preprocessing.target_shift
-        with np.errstate(over="ignore"):  # becomes infinite, which is checked
-            y = (centered / preprocessing.target_scale).astype(np.float32)
-        return ClientExamples(x, y, self.times)
+        y = np.clip(centered / preprocessing.target_scale, -MAX_INPUT, MAX_INPUT)
+        return ClientExamples(x, y.astype(np.float32), self.times)
 
     def parsed(self, name: str) -> pl.Series:
         """Parse a column as values of the kind that the job expects.
@@ -359,8 +313,8 @@ def add_statistics(parts: Iterable[Statistics]) -> Statistics:
     return reduce(add, parts)
 
 
-def decorrelation_note(schema: Schema, statistics: Statistics | None) -> str | None:
-    """Say in one line whether the inputs of a regression or of survival are decorrelated.
+def correlation_note(schema: Schema) -> str | None:
+    """Say in one line that the inputs of a regression or of survival stay correlated.
 
     `fedtailor compare` decorrelates them, so a user may expect it here as well.
 
@@ -369,18 +323,9 @@ def decorrelation_note(schema: Schema, statistics: Statistics | None) -> str | N
     """
     if schema.classes is not None or schema.windowing is not None:
         return None
-    if statistics is not None and statistics.inputs is not None:
-        sums = 1 + len(statistics.inputs.mean) + len(statistics.inputs.products)
-        return (
-            f"The inputs are decorrelated; for this each client sent {sums:,} sums and"
-            " products of its inputs."
-        )
-    if schema.decorrelate:
-        return f"The inputs stay correlated: there is one, or more than {MAX_DECORRELATED_INPUTS}."
     return (
         "The inputs stay correlated: linear models need more rounds, at smaller rates,"
-        " than with `compare`, which decorrelates them; keep_correlated = false in"
-        " [data] does so here, by sums of products that each client sends."
+        " than with `compare`, which decorrelates them."
     )
 
 

@@ -56,6 +56,11 @@ the sums, some of them with linear programs; this bounds the time to seconds (se
 `MAX_PROGRAMS`).
 """
 
+LEAST_TOTAL = 2**-7
+"""The least total weight of the clients of a sum. With it each client's share of a tenth is
+many steps of `FixedPoint`, which has 2^31 of them.
+"""
+
 
 def _random_seed() -> bytes:
     return os.urandom(SECRET_BYTES)
@@ -491,6 +496,15 @@ class SecureSumClient:
         # Its neighbours hide this client's vector, as their keys are theirs. Whether the
         # others in the list exist, the server alone says.
         hiding = [name in session.neighbours for name in session.columns]
+        # With small weights the parts of the others round to 0, and the sum is this
+        # client's vector.
+        totals = np.abs(weights).sum(axis=1)
+        refuse_unless(
+            not ((totals > 0) & (totals < LEAST_TOTAL)).any(),
+            Refusal.UNSAFE_SUM,
+            f"the weights of a sum, without lost clients, add up to {totals.min():.2g},"
+            f" and have to add up to {LEAST_TOTAL:.2g} or more",
+        )
         has_part = weights[:, session.columns.index(self._client)] != 0
         counts = [
             *clients_of_sums(weights[np.ix_(has_part, hiding)]),

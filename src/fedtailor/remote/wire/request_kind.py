@@ -27,20 +27,13 @@ HELLO = "hello"
 STATISTICS = "statistics"
 """Task: send counts and sums over the client's training rows."""
 
-INPUTS = "inputs"
-"""Task: send sums of products of the inputs.
-
-The request holds the pooled statistics of all clients' columns, which determine how
-columns become inputs.
-"""
-
 AGREED = "agreed"
 """Task: convert the table to examples, by the pooled statistics in the request.
 
 The answer holds no arrays.
 """
 
-TABLE_TASKS = (HELLO, STATISTICS, INPUTS, AGREED, DESCRIBE)
+TABLE_TASKS = (HELLO, STATISTICS, AGREED, DESCRIBE)
 """Tasks before training, about the client's table."""
 
 SERVING = ("init_unseen", "personal", "evaluate")
@@ -72,7 +65,6 @@ _TABLE_KEYS = {HELLO: {"release"}, DESCRIBE: {"step", "epsilon", "delta", "range
 _TABLE_ARRAYS = {
     HELLO: set(),
     STATISTICS: set(),
-    INPUTS: {STATISTICS},
     AGREED: {STATISTICS},
 }
 _STAGE_ARRAYS = {

@@ -6,6 +6,10 @@ import pytest
 from sklearn.utils.class_weight import compute_class_weight
 
 import fedtailor as ft
+from fedtailor.cli.table_experiment import (
+    TableComparisonOptions,
+    prepare_table_experiment,
+)
 
 
 def frame(**columns):
@@ -106,3 +110,10 @@ def test_a_diagnosis_counts_rows():
         )
     ]
     assert str(advice[0]) == str(advice[1])
+
+
+def test_a_comparison_refuses_methods_that_count_rows(tmp_path):
+    frame().write_csv(tmp_path / "own.csv")
+    options = TableComparisonOptions(weight="count", algorithms=("local", "ccvr"))
+    with pytest.raises(ValueError, match="ccvr counts rows and takes no weights"):
+        prepare_table_experiment(tmp_path / "own.csv", options)

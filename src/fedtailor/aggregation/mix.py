@@ -253,9 +253,9 @@ def reporter_weights(
     """
     if weights not in ("samples", "uniform"):
         raise ValueError(f"weights is {weights!r}; it must be 'samples' or 'uniform'")
-    by_client = cohort.sizes if weights == "samples" else 1
+    by_client = cohort.shares if weights == "samples" else 1
     reporters_only = np.where(cohort.reporting, by_client, 0).astype(np.float64)
-    return reporters_only / max(reporters_only.sum(), 1.0)
+    return reporters_only / (reporters_only.sum() or 1.0)
 
 
 def cluster_averages(

@@ -119,7 +119,7 @@ class AFL(Algorithm):
         )
 
     def init_server(self, init: Init, population: Population) -> AFLState:
-        shares = population.sizes / population.sizes.sum()
+        shares = population.shares / population.shares.sum()
         clients = len(population)
         mixture = shares if self.initial == "samples" else np.full(clients, 1 / clients)
         theta = init(0)[None]

@@ -110,6 +110,10 @@ class CCVR(FedAvg):
     server_batch: int = 32
     """How many drawn features a step of the server takes (FL-bench: as in training)."""
 
+    @property
+    def takes_weights(self) -> bool:
+        return False  # the covariances divide by numbers of rows
+
     def __post_init__(self) -> None:
         require(self.after >= 0, f"after is {self.after}; it must be 0 or more")
         require_server_steps(

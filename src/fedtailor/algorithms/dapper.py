@@ -176,6 +176,10 @@ class DAPPER(Algorithm):
     `sampler`.
     """
 
+    @property
+    def takes_weights(self) -> bool:
+        return False  # rows are divided into parts
+
     def __post_init__(self) -> None:
         self._training()  # checks the settings of HypCluster
         require_cover(self.cover)

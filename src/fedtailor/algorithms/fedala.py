@@ -89,6 +89,10 @@ class FedALA(FedAvg):
     max_passes: TracedInt = 50
     """The maximal number of passes in the first learning of the weights."""
 
+    @property
+    def takes_weights(self) -> bool:
+        return False  # rows are divided into parts
+
     def __post_init__(self) -> None:
         require(self.eta >= 0, f"eta is {self.eta}; it must be 0 or more")
         require(0 < self.share <= 1, f"share is {self.share}; it must be in (0, 1]")

@@ -92,6 +92,10 @@ class FedAS(FedPer):
     "off" = `weights`, which also count where all traces are 0.
     """
 
+    @property
+    def takes_weights(self) -> bool:
+        return False  # Fisher information is added up over rows
+
     def __post_init__(self) -> None:
         require(
             self.fisher in ("examples", "batches", "off"),

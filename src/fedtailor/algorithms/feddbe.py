@@ -197,7 +197,7 @@ class FedDBE(FedAvg):
         one_pass = SGD(batch_size=self.sgd.batch_size)
         zero = jnp.zeros(features.shape[1:], features.dtype)
         total = loop_over_batches(local, zero, add, one_pass)
-        return {"features": total / jnp.maximum(local.size, 1)}
+        return {"features": total / jnp.maximum(local.total(), 1)}
 
     def init_state(self, theta: Float[Array, " d"], model: ModelParts) -> ClientState:
         zero = jnp.zeros(model.feature_shape, theta.dtype)

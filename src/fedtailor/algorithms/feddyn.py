@@ -4,7 +4,7 @@ from typing import ClassVar, Literal
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Real
 
 from fedtailor._base.choice import require
 from fedtailor.aggregation import mix, reporter_weights
@@ -98,13 +98,13 @@ class FedDyn(Algorithm):
 
     def check(self, population: Population) -> None:
         if self.weights == "samples":
-            largest = float(self._strengths(population.sizes, population.sizes).max())
+            largest = float(self._strengths(population.shares, population.shares).max())
             require_stable(
                 "alpha / (m q_i), for the fewest samples,", largest, self.sgd
             )
 
     def _strengths(
-        self, sizes: Int[np.ndarray, " c"], all_sizes: Int[np.ndarray, " m"]
+        self, sizes: Real[np.ndarray, " c"], all_sizes: Real[np.ndarray, " m"]
     ) -> Float[np.ndarray, " c"]:
         """alpha / (m q_i) of clients with these numbers of samples."""
         return self.alpha * np.mean(all_sizes) / np.asarray(sizes, np.float64)
@@ -124,7 +124,7 @@ class FedDyn(Algorithm):
         streams = {"model": Streams.everyone(server.model, len(cohort))}
         if self.weights == "uniform" or not cohort.seen:
             return Downlink(streams)
-        sizes = cohort.clients.sizes
+        sizes = cohort.clients.shares
         strengths = self._strengths(sizes[cohort.rows], sizes)
         return Downlink(streams, scalars={"alpha": strengths})
 

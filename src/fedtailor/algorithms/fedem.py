@@ -246,4 +246,4 @@ class FedEM(Algorithm):
         size = self.sgd.batch_size
         zero = jnp.zeros_like(pi)
         total = pass_over_samples(local, zero, add, size, purpose="expectation")
-        return jnp.where(local.size > 0, total / jnp.maximum(local.size, 1), pi)
+        return jnp.where(local.size > 0, total / jnp.maximum(local.total(), 1), pi)

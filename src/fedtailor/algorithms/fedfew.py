@@ -119,7 +119,7 @@ class FedFew(Algorithm):
         ).astype(np.float64)
         weights = np.zeros(losses.shape)
         weights[cohort.reporting] = self._weights(
-            losses[cohort.reporting], cohort.sizes[cohort.reporting]
+            losses[cohort.reporting], cohort.shares[cohort.reporting]
         )
         # The weights of a model add up to 1 or less; the rest is that of its old value.
         models = []

@@ -113,6 +113,10 @@ class FedFomo(Algorithm):
     predict_with: Literal["trained", "mixed"] = "trained"
     """The personal model: after the local training, or the weighted one before it."""
 
+    @property
+    def takes_weights(self) -> bool:
+        return False  # rows are divided into parts
+
     def __post_init__(self) -> None:
         require(
             self.downloads >= 0, f"downloads is {self.downloads}; it must be 0 or more"

@@ -214,7 +214,7 @@ class FedPAC(FedPer):
             **entry_of_part("model", own.complement.take(theta)),
             **entry_of_part("head", own.take(theta)),
             "before": before[:, 1:].reshape(-1),
-            "variance": variance / jnp.maximum(local.size, 1),
+            "variance": variance / jnp.maximum(local.total(), 1),
             "features": self._sums(theta, local)[:, 1:].reshape(-1),
         }
 

@@ -191,6 +191,10 @@ class KNNPer(FedAvg):
     """What is mixed with the neighbours' probabilities: the model's probabilities (the
     paper), or its logits (the default of the released code)."""
 
+    @property
+    def takes_weights(self) -> bool:
+        return False  # neighbours are rows, which vote alike
+
     def __post_init__(self) -> None:
         require(self.k >= 1, f"k is {self.k}; it must be 1 or more")
         require(self.scale > 0, f"scale is {self.scale}; it must be above 0")

@@ -81,6 +81,10 @@ class MAPPER(FedAvg):
     batch 10).
     """
 
+    @property
+    def takes_weights(self) -> bool:
+        return False  # rows are divided into parts
+
     def __post_init__(self) -> None:
         require_cover(self.cover)
         if self.split is not None:

@@ -123,7 +123,7 @@ class SCAFFOLD(Algorithm):
     def init_server(self, init: Init, population: Population) -> SCAFFOLDState:
         theta = init(0)
         uniform = self.weights == "uniform"
-        share = np.ones(len(population)) if uniform else population.sizes
+        share = np.ones(len(population)) if uniform else population.shares
         # theta[None] is [1, d]: the server holds one model.
         return SCAFFOLDState(theta[None], jnp.zeros_like(theta), share / share.sum())
 

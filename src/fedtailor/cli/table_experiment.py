@@ -209,6 +209,13 @@ def prepare_table_experiment(
         f"{ORACLE} needs to know who belongs together, and cannot be trained over"
         " machines; leave it out, or --deployable",
     )
+    if options.weight is not None or options.class_weights is not None:
+        for method in options.algorithms:
+            require(
+                find_algorithm(method)().takes_weights,
+                f"{method} counts rows and takes no weights; leave it out, or --weight and"
+                " --class-weights",
+            )
     # Check the options before a large file is read.
     experiment = table_experiment(path, options, rates)
     table = from_table(path, seed=options.all_seeds()[0], **changed_options(options))

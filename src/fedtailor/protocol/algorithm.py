@@ -172,6 +172,14 @@ class Algorithm:
         return False
 
     @property
+    def takes_weights(self) -> bool:
+        """Whether it is right where training rows have weights, with these settings: its
+        clients take means with `Batch.weight` and `LocalTrainer.total`, and its server
+        with `Cohort.shares`, and neither with numbers of rows.
+        """
+        return True
+
+    @property
     def probes(self) -> bool:
         """Whether all clients answer a probe before training, and unseen clients before
         they are served.

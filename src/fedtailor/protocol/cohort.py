@@ -56,6 +56,7 @@ class Clients:
         groups: the true group of each client [m]; None if the data have no groups.
         original_index: [m] the index of each client in the user's own order, which
             reports keep in their tables.
+        weights: [m] sums of the weights of training samples; None = all count the same.
     """
 
     ids: NDArray[np.uint64]
@@ -63,9 +64,17 @@ class Clients:
     sizes: NDArray[np.int64]
     groups: NDArray[np.int64] | None
     original_index: NDArray[np.int64]
+    weights: NDArray[np.float64] | None = field(default=None, kw_only=True)
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    @property
+    def shares(self) -> NDArray[np.int64] | NDArray[np.float64]:
+        """What clients count in proportion to, where they count by samples [m]: the sums
+        of their samples' weights, which are numbers of samples if all count the same.
+        """
+        return self.sizes if self.weights is None else self.weights
 
 
 @dataclass(frozen=True)
@@ -180,6 +189,11 @@ class Cohort:
     def sizes(self) -> NDArray[np.int64]:
         """[c] training samples."""
         return self.clients.sizes[self.rows]
+
+    @property
+    def shares(self) -> NDArray[np.int64] | NDArray[np.float64]:
+        """[c] as in `Clients`."""
+        return self.clients.shares[self.rows]
 
     @property
     def groups(self) -> NDArray[np.int64] | None:

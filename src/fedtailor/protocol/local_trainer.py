@@ -35,7 +35,8 @@ class Batch:
     Attributes:
         x: inputs [b, ...] as the model takes them, converted and normalised.
         y: targets [b, ...].
-        weight: [b], 1 for a sample, 0 for padding.
+        weight: [b], 1 for a sample, 0 for padding. If samples have weights, these in a
+            unit in which none but 0 is below 1.
     """
 
     x: Shaped[Array, "b ..."]
@@ -61,6 +62,13 @@ class LocalTrainer(Protocol):
 
     round: Int[Array, ""]
     size: Int[Array, ""]
+
+    @property
+    def samples(self) -> Shaped[Array, ""]:
+        """n_i, the number of training samples; the sum of their weights if they have
+        any.
+        """
+        ...
 
     # whole-model operations on vectors theta [d]
     # ----------------------------------------------------------------------------------
@@ -128,6 +136,12 @@ class LocalTrainer(Protocol):
 
     def count(self, split: str) -> Int[Array, ""]:
         """The number of samples in a split."""
+        ...
+
+    def total(self, split: str = "train") -> Shaped[Array, ""]:
+        """The sum of `Batch.weight` over all samples of a split: their number, unless
+        samples have weights.
+        """
         ...
 
     def steps(self, sgd: SGD) -> Int[Array, ""]:

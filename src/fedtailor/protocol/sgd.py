@@ -161,11 +161,15 @@ class SGD:
 
         Args:
             axes: the number of the array's axes; biases have one.
-            samples: n_i, the client's training samples; may be traced.
+            samples: n_i, the client's training samples, or the sum of their weights; may
+                be traced.
 
         Returns:
             weight_decay, for weights plus ridge / n_i.
         """
         if self.ridge is None or axes < 2:
             return self.weight_decay
-        return self.weight_decay + self.ridge / jnp.maximum(samples, 1)
+        # Weights of samples may add up to less than 1, numbers of samples may not.
+        is_count = jnp.issubdtype(jnp.result_type(samples), jnp.integer)
+        least = 1 if is_count else jnp.finfo(jnp.float32).tiny
+        return self.weight_decay + self.ridge / jnp.maximum(samples, least)

@@ -93,6 +93,11 @@ class AutomaticPull(FedAvg):
     def probes(self) -> bool:
         return self.lam == "auto"
 
+    @property
+    def takes_weights(self) -> bool:
+        # Variance components are estimated with degrees of freedom, numbers of rows.
+        return self.lam != "auto"
+
     def check(self, population: Population) -> None:
         super().check(population)
         model = population.model

@@ -127,7 +127,7 @@ def class_sums(
     added = jax.eval_shape(of, local.draw("class means", 0, 1).x)
     total = jnp.zeros((classes, added.shape[1]), added.dtype)
     total = pass_over_samples(local, total, add, batch_size)
-    return total / jnp.maximum(local.size, 1)
+    return total / jnp.maximum(local.total(), 1)
 
 
 def means_of_clients(

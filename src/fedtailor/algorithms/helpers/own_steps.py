@@ -55,7 +55,7 @@ def add_penalty(
     if not sgd.has_penalty:
         return gradient
     return jax.tree.map(
-        lambda g, w: g + sgd.penalty(w.ndim, local.size) * w, gradient, params
+        lambda g, w: g + sgd.penalty(w.ndim, local.samples) * w, gradient, params
     )
 
 

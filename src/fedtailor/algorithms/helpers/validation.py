@@ -44,4 +44,4 @@ def validation_error(
         purpose="validation",
         split="val",
     )
-    return total / jnp.maximum(samples, 1)
+    return total / jnp.maximum(local.total("val"), 1)

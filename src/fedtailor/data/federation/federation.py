@@ -242,6 +242,10 @@ class Federation:
             `federation.inputs.unpack(x)` has them by name.
         warnings: what makes results wrong or too good, one sentence each; None = nobody
             has looked.
+        weights: [N] how much each example counts, in training and in metrics; None =
+            all count the same.
+        class_weights: [classes] how much an example of each class counts in training,
+            in addition; never in metrics.
 
     Raises:
         ValueError: the arguments are inconsistent. The message is one line that names
@@ -273,6 +277,8 @@ class Federation:
     loss: LossFunction | None = None
     public: NDArray[Any] | None = None
     inputs: Inputs | None = None
+    weights: NDArray[np.float64] | None = None
+    class_weights: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         names = tuple(str(name) for name in self.names)
@@ -289,6 +295,8 @@ class Federation:
             converted["groups"] = plain_array(self.groups, "groups")
         if self.public is not None:
             converted["public"] = plain_array(self.public, "public")
+        if self.weights is not None:
+            converted["weights"] = plain_array(self.weights, "weights")
         if self.class_names is not None:
             converted["class_names"] = tuple(str(name) for name in self.class_names)
         for key, value in converted.items():
@@ -297,6 +305,8 @@ class Federation:
         # Convert after validation, which requires integers.
         if self.groups is not None:
             object.__setattr__(self, "groups", self.groups.astype(np.int64))
+        if self.weights is not None:
+            object.__setattr__(self, "weights", self.weights.astype(np.float64))
 
     def __len__(self) -> int:
         """Number of clients, seen and unseen."""
@@ -324,6 +334,27 @@ class Federation:
     def sizes(self) -> dict[str, NDArray[np.int64]]:
         """Numbers of rows of the clients [m], by split."""
         return {split: getattr(self, split).sizes for split in SPLITS}
+
+    def weights_of(self, split: str) -> NDArray[np.float64] | None:
+        """How much each entry of a split's `rows` counts [total], in training ("train")
+        or in metrics; None = all count the same.
+        """
+        if self.weights is None and (self.class_weights is None or split != "train"):
+            return None
+        rows = getattr(self, split).rows
+        weights = np.ones(len(rows)) if self.weights is None else self.weights[rows]
+        if self.class_weights is not None and split == "train":
+            weights = weights * np.asarray(self.class_weights)[self.y[rows]]
+        return weights
+
+    @property
+    def training_weights(self) -> NDArray[np.float64] | None:
+        """The sums of the weights of the clients' training rows [m]; None = no weights."""
+        weights = self.weights_of("train")
+        if weights is None:
+            return None
+        sums = np.bincount(self.train.owners, weights, minlength=len(self))
+        return sums.astype(np.float64)
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -353,6 +384,11 @@ class Federation:
         if self.public is not None:
             sha256.update(f"public {self.public.dtype} {self.public.shape}".encode())
             sha256.update(np.ascontiguousarray(self.public).data)
+        if self.weights is not None:
+            sha256.update(b"weights")
+            sha256.update(np.ascontiguousarray(self.weights).data)
+        if self.class_weights is not None:
+            sha256.update(repr(("class weights", *self.class_weights)).encode())
         return sha256.hexdigest()[:16]
 
     @property
@@ -448,6 +484,7 @@ class Federation:
             groups=None if self.groups is None else self.groups[indices],
             unseen=self.unseen[indices],
             rows=None if self.rows is None else self.rows[rows],
+            weights=None if self.weights is None else self.weights[rows],
         )
 
     def _repr_html_(self) -> str:
@@ -493,6 +530,12 @@ class Federation:
             f"Federation({self.name!r}: {len(self)} clients, {len(self.x)} examples of"
             f" shape {self.input_shape})"
         )
+
+
+def weight_scale(weights: NDArray[np.float64]) -> float:
+    """The power of two for which the smallest of the weights [n] above 0 is in [1, 2)."""
+    positive = weights[weights > 0]
+    return 2.0 ** -np.floor(np.log2(positive.min())) if len(positive) else 1.0
 
 
 def _numbers(value: Any, name: str) -> float | tuple[float, ...]:

@@ -228,12 +228,13 @@ def _replaced(
     old = part.rows[is_new]
     rows = part.rows.astype(np.int64)
     rows[is_new] = len(federation.x) + np.arange(len(old))
-    numbers = federation.rows
+    numbers, weights = federation.rows, federation.weights
     new: dict[str, Any] = {split: part.renumber(rows)}
     return replace(
         federation,
         x=np.concatenate([federation.x, x]),
         y=np.concatenate([federation.y, y]),
         rows=None if numbers is None else np.concatenate([numbers, numbers[old]]),
+        weights=None if weights is None else np.concatenate([weights, weights[old]]),
         **new,
     )

@@ -136,6 +136,7 @@ def _load(path: Path, number: int, of: int) -> FederationShard:
         groups=file["groups"][positions] if "groups" in file else None,
         unseen=unseen[positions],
         public=file.get("public"),
+        weights=file.rows("weights", rows) if "weights" in file else None,
         **fields,
     )
     return FederationShard(federation, positions, file.texts["federation_digest"])

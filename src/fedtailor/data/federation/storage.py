@@ -61,6 +61,8 @@ def save(federation: Federation, path: AnyPath) -> Path:
         arrays["groups"] = federation.groups
     if federation.public is not None:
         arrays["public"] = federation.public
+    if federation.weights is not None:
+        arrays["weights"] = federation.weights
     for split in SPLITS:
         ragged = getattr(federation, split)
         arrays |= {f"{split}.rows": ragged.rows, f"{split}.offsets": ragged.offsets}
@@ -71,6 +73,8 @@ def save(federation: Federation, path: AnyPath) -> Path:
     if federation.loss is not None:
         fields["loss"] = plain_loss(federation.loss)
         loss_of(fields["loss"])  # refuses a loss that could not be read again
+    if federation.class_weights is not None:
+        fields["class_weights"] = federation.class_weights
     if federation.inputs is not None:
         fields["inputs"] = asdict(federation.inputs)
     header = json.dumps(fields)

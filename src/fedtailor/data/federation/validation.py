@@ -10,13 +10,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtailor._base.choice import require
-from fedtailor.data.federation.checks import MAX_CLASSES, SPLITS, check_integer
-from fedtailor.models.tasks import TokenCrossEntropy
+from fedtailor.data.federation.checks import (
+    MAX_CLASSES,
+    SPLITS,
+    check_integer,
+    short_repr,
+)
+from fedtailor.models.tasks import Survival, TokenCrossEntropy
 from fedtailor.protocol import client_ids
 
 if TYPE_CHECKING:
     from fedtailor.data.federation.federation import Federation
 
+MOST_WEIGHT = 1_000_000
+"""The largest ratio of two weights, whose sums have seven digits."""
 _MAX_INT32 = np.iinfo(np.int32).max
 
 
@@ -34,6 +41,7 @@ def validate(federation: "Federation") -> None:
     _check_targets(federation)
     _check_disjoint(federation)
     _check_normalization(federation)
+    _check_weights(federation)
 
 
 def _check_lengths(federation: "Federation") -> None:
@@ -256,6 +264,52 @@ def _shared_row(federation: "Federation", first: str, second: str) -> int | None
     nearest = np.minimum(np.searchsorted(in_first, keys[1]), len(in_first) - 1)
     both = keys[1][in_first[nearest] == keys[1]]
     return int(both[0]) if len(both) else None
+
+
+def _check_weights(federation: "Federation") -> None:
+    """Weights are numbers, 0 or more, of examples whose losses are added up."""
+    weights, of_classes = federation.weights, federation.class_weights
+    if weights is None and of_classes is None:
+        return
+    require(
+        not isinstance(federation.task, Survival),
+        "times to an event take no weights; leave weights and class_weights out",
+    )
+    if of_classes is not None:
+        require(
+            federation.classes == len(of_classes)
+            and bool(np.isfinite(of_classes).all())
+            and min(of_classes) > 0,
+            f"class_weights is {short_repr(of_classes)}; give a number above 0 for each"
+            f" of the classes ({federation.classes})",
+        )
+    if weights is not None:
+        require(
+            weights.shape == (len(federation.x),) and weights.dtype.kind in "iuf",
+            f"weights are {weights.dtype} of shape {weights.shape}; give a number for each"
+            f" of the {len(federation.x)} examples",
+        )
+        wrong = ~(np.isfinite(weights) & (weights >= 0))
+        if wrong.any():
+            row = int(np.argmax(wrong))
+            raise ValueError(
+                f"{_client_of_row(federation, row)}: the weight of row {row} is"
+                f" {weights[row]}; a weight is 0 or more"
+            )
+        used = weights[weights > 0]
+        require(len(used) > 0, "all weights are 0; no example would count")
+        require(
+            used.max() <= MOST_WEIGHT * used.min(),
+            f"weights run from {used.min():g} to {used.max():g}; the largest may be"
+            f" {MOST_WEIGHT:,} times the smallest above 0",
+        )
+    for client in federation.seen:
+        of_client = federation.train[client]
+        require(
+            weights is None or bool(weights[of_client].any()),
+            f"client {federation.names[client]!r}: all training rows have weight 0; make it"
+            " an unseen client, or leave it out",
+        )
 
 
 def _check_normalization(federation: "Federation") -> None:

@@ -1,6 +1,6 @@
 """Notes for the user, in sentences, on how a table was processed."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Bool, Int
@@ -104,12 +104,24 @@ def role_notes(options: TableOptions) -> list[str]:
         "split": "says which rows are the test",
         "time": "orders a client's rows (the last are its test)",
         "group": "says which rows stay together",
+        "weight": "says how much a row counts",
     }
     return [
         f"Column {column!r} {what[role]}, and is not an input."
         for role, column in options.roles.items()
         if role in what
     ]
+
+
+def class_weight_note(weights: Sequence[float], classes: Sequence[object]) -> str:
+    """A sentence on the weights of classes, and what they do to probabilities."""
+    each = [
+        f"{name} {weight:.3g}" for name, weight in zip(classes, weights, strict=True)
+    ]
+    return (
+        f"In training, rows count by their class: {join_names(each, 6)}. Probabilities of"
+        " classes that count more are too high; metrics count all rows as without."
+    )
 
 
 def decorrelation_notes(

@@ -67,6 +67,15 @@ class TableOptions:
     """A column whose rows of one value stay together, such as the patient of a visit:
     never on both sides.
     """
+    weight: str | None = None
+    """A column of numbers, 0 or more, that says how much a row counts, in training and in
+    metrics. Twice the weight is the row twice; it is not an input.
+    """
+    class_weights: Literal["balanced"] | None = None
+    """balanced: in training, each row counts N / (k N_c), where N_c of the N training rows
+    of all clients together have its class, of k; metrics are as without. It helps to find
+    a rare class, whose predicted probabilities are then too high.
+    """
     window: int | None = None
     """Rows of an example, for a long table with one row for each client and time (needs
     `time`): each example is a window of this number of consecutive rows.
@@ -143,6 +152,23 @@ class TableOptions:
             "windows of series have no survival targets; leave out event or window",
         )
         check_choice(self.preprocessing, ("pooled", "federated"), "preprocessing")
+        if self.class_weights is not None:
+            check_choice(self.class_weights, ("balanced",), "class_weights")
+        for name in ("weight", "class_weights"):
+            given = getattr(self, name) is not None
+            require(
+                not given or self.event is None,
+                f"{name} is for classes and numbers, and times to an event take no"
+                f" weights; leave out event or {name}",
+            )
+            require(
+                not given or self.window is None,
+                f"windows of series take no weights; leave out window or {name}",
+            )
+        require(
+            self.class_weights is None or self.task != "regression",
+            "class_weights are for classes, and task is regression; leave one out",
+        )
         separator = self.separator
         require(
             separator is None or len(separator) == 1,
@@ -189,7 +215,7 @@ class TableOptions:
             roles[column] = role
         for column in (*(self.features or ()), *self.drop, *self.categories):
             require(
-                column not in (self.client, self.target, self.event),
+                column not in (self.client, self.target, self.event, self.weight),
                 f"column {column!r} is the {roles.get(column)} column; take it out of"
                 " features, drop and categories",
             )
@@ -230,6 +256,7 @@ class TableOptions:
             "split": self.split,
             "time": self.time,
             "group": self.group,
+            "weight": self.weight,
         }
         return {role: column for role, column in roles.items() if column is not None}
 

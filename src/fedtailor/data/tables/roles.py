@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 import polars as pl
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from numpy.typing import NDArray
 
-from fedtailor.data.tables.kinds import category_text, parse_times
+from fedtailor.data.tables.kinds import as_numbers, category_text, parse_times
 from fedtailor.data.tables.options import TableOptions
 from fedtailor.data.tables.problems import Problems, first_row
 from fedtailor.data.tables.splitting import is_split_column
@@ -97,6 +97,58 @@ def target_of(
     if options.event is not None:
         return read_survival(series, frame[options.event], options, problems)
     return read_target(series, options, problems)
+
+
+def weights_of(
+    frame: pl.DataFrame, options: TableOptions, problems: Problems
+) -> Float[NDArray, " rows"] | None:
+    """Read the weights of the rows; None if there are none, or problems."""
+    if options.weight is None:
+        return None
+    series, where = frame[options.weight], f"weight column {options.weight!r}"
+    numbers = as_numbers(series) if series.dtype == pl.String else series
+    if numbers is None or not (numbers.dtype.is_numeric() or numbers.dtype == pl.Null):
+        problems.add(
+            f"{where} holds {series.drop_nulls().first()!r}, not only numbers; name a"
+            " column of numbers, 0 or more"
+        )
+        return None
+    values = numbers.cast(pl.Float64)
+    wrong = {
+        "missing": (values.is_null(), "fill it in"),
+        "below 0": ((values < 0).fill_null(False), "a weight is 0 or more"),
+        "not finite": ((~values.is_finite()).fill_null(False), "give finite numbers"),
+    }
+    for what, (mask, advice) in wrong.items():
+        if mask.any():
+            problems.add(
+                f"{where} is {what} in {int(mask.sum()):,} of {len(values):,} rows, first"
+                f" in row {first_row(mask)}; {advice}"
+            )
+            return None
+    if not values.sum():
+        problems.add(f"{where} is 0 in all rows; no row would count")
+        return None
+    return values.to_numpy()
+
+
+def balanced_weights(
+    y: Int[NDArray, " train"], weights: Float[NDArray, " train"], classes: int
+) -> tuple[float, ...]:
+    """The weights of classes for which training rows of all classes count the same
+    together: N / (k N_c), as scikit-learn's "balanced" of all rows.
+
+    Args:
+        y: the classes of the training rows of seen clients.
+        weights: their weights.
+        classes: the number of classes. One without a row has weight 1.
+    """
+    totals = np.bincount(y, weights, minlength=classes)
+    present = totals > 0
+    shares = totals[present].sum() / (present.sum() * totals[present])
+    found = np.ones(classes)
+    found[present] = shares
+    return tuple(found.tolist())
 
 
 def with_times(

@@ -451,7 +451,8 @@ def weight_warnings(names: Iterable[str]) -> list[str]:
     return [
         f"{join_names(found)} {'is an input' if len(found) == 1 else 'are inputs'} like any"
         " other, and every row counts the same; if it says how much a row counts, and is"
-        f" not the weight of a person or thing, leave it out (--drop {drop})"
+        f" not the weight of a person or thing, name it (--weight {_quoted(found[0])}), or"
+        f" leave it out (--drop {drop})"
     ]
 
 

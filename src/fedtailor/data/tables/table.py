@@ -13,6 +13,7 @@ import polars as pl
 from jaxtyping import Bool, Float32, Int
 from numpy.typing import NDArray
 
+from fedtailor._base.choice import require
 from fedtailor._base.files import file_digest
 from fedtailor._base.printable import join_names
 from fedtailor.data.federation import Federation, Ragged
@@ -22,6 +23,7 @@ from fedtailor.data.tables.decorrelation import fit_decorrelation
 from fedtailor.data.tables.encoding import MIN_ROWS, ColumnEncoding
 from fedtailor.data.tables.kinds import Kind, ParsedColumn, parse_column
 from fedtailor.data.tables.notes import (
+    class_weight_note,
     column_notes,
     decorrelation_notes,
     dropped_notes,
@@ -35,10 +37,12 @@ from fedtailor.data.tables.preprocessing import Preprocessing
 from fedtailor.data.tables.problems import Problems
 from fedtailor.data.tables.reading import RawTable, read
 from fedtailor.data.tables.roles import (
+    balanced_weights,
     find_split_column,
     labelled_rows,
     rows_of_clients,
     target_of,
+    weights_of,
     with_times,
 )
 from fedtailor.data.tables.screening import screen
@@ -228,6 +232,7 @@ def _build(raw: RawTable, options: TableOptions, seed: int, all_rows: bool) -> T
     # Collect the problems of all columns, so that one error lists them.
     rows = check_clients(frame, options, problems)
     target = target_of(frame, options, problems)
+    weights = weights_of(frame, options, problems)
     columns = _parse_columns(frame, options, problems)
     problems.raise_if_any()
     assert rows is not None and target is not None
@@ -312,6 +317,16 @@ def _build(raw: RawTable, options: TableOptions, seed: int, all_rows: bool) -> T
             splits, unseen, rows.names, options, problems, is_tested=not all_rows
         )
         problems.raise_if_any()
+    of_classes = None
+    if options.class_weights is not None:
+        require(
+            bool(encoding.classes),
+            f"class_weights are for classes, and {options.target!r} holds numbers; leave"
+            " them out",
+        )
+        counted = np.ones(len(y)) if weights is None else weights
+        of_classes = balanced_weights(y[train], counted[train], len(encoding.classes))
+        notes.append(class_weight_note(of_classes, encoding.classes))
     return Table(
         x,
         y,
@@ -326,6 +341,8 @@ def _build(raw: RawTable, options: TableOptions, seed: int, all_rows: bool) -> T
         notes=tuple(notes),
         warnings=tuple(warnings),
         rows=row_numbers,
+        weights=weights,
+        class_weights=of_classes,
     )
 
 

@@ -8,7 +8,7 @@ from typing import Self
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
-from jaxtyping import Array, Int, Shaped, UInt32
+from jaxtyping import Array, Float, Int, Shaped, UInt32
 
 from fedtailor._base.documentation import see
 from fedtailor.engine.client.pool import SPLITS, ClientAddress, Pool, gather_examples
@@ -73,7 +73,35 @@ class ClientData:
         self._require_readable(split)
         return self.size if split == "train" else self.address.size[SPLITS.index(split)]
 
+    def total(self, split: str = "train") -> Array:
+        weights = self.pool.weights
+        if weights is None:
+            return self.count(split)
+        return self._sum_of_weights(split) * weights.scale
+
+    @property
+    def samples(self) -> Array:
+        return self.size if self.pool.weights is None else self._sum_of_weights("train")
+
+    def _sum_of_weights(self, split: str) -> Float[Array, ""]:
+        """The sum of the weights of a split's samples, where samples have weights."""
+        assert self.pool.weights is not None
+        first = self.address.start[SPLITS.index(split)]
+        total = self.pool.weights.totals[first]
+        # An empty split has no entry of its own.
+        return jnp.where(self.count(split) > 0, total, 0).astype(total.dtype)
+
     def part(self, first: ArrayLike, end: ArrayLike, purpose: str) -> Self:
+        if self.pool.weights is not None:
+            raise ValueError(
+                "this method divides each client's training rows into parts, of which it"
+                " knows the numbers of rows and no weights; choose another method, or"
+                " leave out weights"
+            )
+        return self.any_part(first, end, purpose)
+
+    def any_part(self, first: ArrayLike, end: ArrayLike, purpose: str) -> Self:
+        """`part`, for passes that add up the weights that they meet."""
         first = jnp.asarray(first, jnp.int32)
         end = jnp.asarray(end, jnp.int32)
         # The key is the same in all rounds, so that a part keeps its samples.
@@ -106,7 +134,8 @@ class ClientData:
 
         Args:
             indices: of samples in the split, 0-based.
-            weight: 1 for a sample, 0 for padding.
+            weight: 1 for a sample, 0 for padding; multiplied by the samples' weights, if
+                they have any.
             split: "train", "val" or, in evaluations, "test".
 
         Returns:
@@ -125,10 +154,12 @@ class ClientData:
             # on to indices among all of the client's samples.
             for permutation in reversed(self._permutations):
                 indices = permutation(indices)
-        x, y = gather_examples(
-            self.pool, self.address.start[SPLITS.index(split)] + indices
-        )
-        batch = Batch(x, y, weight.astype(self.model.precision.sums))
+        pool_rows = self.address.start[SPLITS.index(split)] + indices
+        x, y = gather_examples(self.pool, pool_rows)
+        weight = weight.astype(self.model.precision.sums)
+        if self.pool.weights is not None:
+            weight = weight * self.pool.weights.values[pool_rows].astype(weight.dtype)
+        batch = Batch(x, y, weight)
         # Batch normalisation looks up the weights of its inputs there.
         if self.context.step is not None:
             self.context.step.batches.append(batch)

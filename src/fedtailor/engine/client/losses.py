@@ -21,7 +21,7 @@ def mean_loss(
     model: Model,
     params: Params,
     batch: Batch,
-    count: IntScalar,
+    count: IntScalar | Float[Array, ""],
     key: Array | None = None,
 ) -> Float[Array, ""]:
     """The sum of a batch's losses divided by `count`.

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from fedtailor.engine.client.losses import mean_loss, outputs
-from fedtailor.protocol import BatchMetric, Params, Predictor
+from fedtailor.protocol import Batch, BatchMetric, Params, Predictor
 
 if TYPE_CHECKING:
     from fedtailor.engine.client.trainer import DeviceTrainer
@@ -33,16 +33,29 @@ def gradient_over_range(
     """
     count = end - first
     # With a purpose, the range is one of a random permutation of the samples.
-    view = local if purpose is None else local.part(0, local.size, purpose)
+    view = local if purpose is None else local.any_part(0, local.size, purpose)
     params = local.params(theta)
 
-    def add_block(index: Int[Array, ""], total: Params) -> Params:
+    def batch_of(index: Int[Array, ""]) -> Batch:
         positions = index * BLOCK + jnp.arange(BLOCK, dtype=jnp.int32)
         # Positions past the end of the range are padding: a real sample with weight 0.
         indices = jnp.clip(first + positions, 0, local.size - 1)
-        batch = view.examples(indices, positions < count, "train")
-        # The block's losses are divided by `count`, so that the blocks add up to the mean.
-        grads = jax.grad(lambda p: mean_loss(local.model, p, batch, count))(params)
+        return view.examples(indices, positions < count, "train")
+
+    def add_weight(index: Int[Array, ""], total: Array) -> Array:
+        return total + batch_of(index).weight.sum()
+
+    # What blocks are divided by, so that they add up to the mean.
+    total_weight = count
+    if local.pool.weights is not None:
+        none = jnp.zeros((), local.model.precision.sums)
+        total_weight = local.repeat(_blocks(count), add_weight, none)
+
+    def add_block(index: Int[Array, ""], total: Params) -> Params:
+        batch = batch_of(index)
+        grads = jax.grad(lambda p: mean_loss(local.model, p, batch, total_weight))(
+            params
+        )
         return jax.tree.map(jnp.add, total, grads)
 
     local.context.add_work(gradients=jnp.maximum(count, 0))

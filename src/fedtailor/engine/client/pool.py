@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedtailor._base.tensors import aligned
 from fedtailor.data.federation import SPLITS, Federation
+from fedtailor.data.federation.federation import weight_scale
 from fedtailor.protocol import DataFacts, next_power_of_two
 
 
@@ -48,6 +49,24 @@ class Normalization:
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
+class RowWeights:
+    """How much the samples of a pool count.
+
+    Attributes:
+        values: [r] the weight of each entry of `Pool.rows` times `scale`: no weight but 0
+            is below 1. So where a sum of weights is 0, a method may divide by 1 instead.
+        totals: [r] the sum of the weights, without `scale`, of the split to which each entry
+            belongs.
+        scale: a power of two, whose products are exact.
+    """
+
+    values: Float[Array | np.ndarray, " r"]
+    totals: Float[Array | np.ndarray, " r"]
+    scale: Float[Array | np.ndarray, ""]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
 class Pool:
     """All examples of a federation.
 
@@ -57,6 +76,8 @@ class Pool:
         rows: [r] rows of x, client after client, split after split.
         normalization: of x, applied to the examples of a batch.
         largest: an upper bound on the number of samples in a split (`largest_split`).
+        weights: how much samples count; None = all the same, and programs have no
+            weights.
     """
 
     x: Shaped[Array | np.ndarray, "n ..."]
@@ -64,6 +85,7 @@ class Pool:
     rows: Int[Array | np.ndarray, " r"]
     normalization: Normalization
     largest: int = field(metadata={"static": True})
+    weights: RowWeights | None = None
 
 
 @jax.tree_util.register_dataclass
@@ -157,8 +179,41 @@ def build_pool(
         rows=_concatenate_padded(rows, least.rows),
         normalization=Normalization.of(first.shift, first.scale, dtype),
         largest=max(next_power_of_two(least.largest), *map(largest_split, federations)),
+        weights=_row_weights(federations, starts, dtype, least),
     )
     return pool, starts
+
+
+def _row_weights(
+    federations: Sequence[Federation],
+    starts: Sequence[NDArray[np.int32]],
+    dtype: str,
+    least: PoolSize,
+) -> RowWeights | None:
+    """The weights of the entries of `Pool.rows`; None = no federation has any."""
+    if all(federation.weights_of("train") is None for federation in federations):
+        return None
+    values, totals = [], []
+    for federation, start in zip(federations, starts, strict=True):
+        count = sum(len(getattr(federation, name).rows) for name in SPLITS)
+        of_row, of_split = np.ones(count), np.zeros(count)
+        # Positions of this federation's entries begin at 0.
+        start = start - start[0, 0]
+        for column, name in enumerate(SPLITS):
+            split, weights = getattr(federation, name), federation.weights_of(name)
+            weights = np.ones(len(split.rows)) if weights is None else weights
+            positions = start[split.owners, column] + split.positions
+            of_row[positions] = weights
+            sums = np.bincount(split.owners, weights, minlength=len(split))
+            of_split[positions] = sums[split.owners]
+        values.append(of_row)
+        totals.append(of_split)
+    scale = weight_scale(np.concatenate(values))
+    return RowWeights(
+        _concatenate_padded([(it * scale).astype(dtype) for it in values], least.rows),
+        _concatenate_padded([it.astype(dtype) for it in totals], least.rows),
+        np.asarray(scale, dtype),
+    )
 
 
 def _addresses(federation: Federation) -> tuple[NDArray[np.int32], NDArray[np.int32]]:

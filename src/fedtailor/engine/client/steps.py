@@ -133,7 +133,7 @@ def _gradient_changes(
     """
     changes = []
     if sgd.has_penalty:
-        changes.append(gradient_terms.penalty(sgd, local.size))
+        changes.append(gradient_terms.penalty(sgd, local.samples))
     if proximal is not None:
         mu, anchor = proximal
         anchor = layout.to_loop(local.params(anchor))

@@ -95,7 +95,7 @@ class DeviceTrainer(ClientData):
         # This is the metric that evaluation computes, so that a method sees the same
         # numbers as a report.
         total = self.statistics(predictor, split, (Loss(),))[Loss.name]["loss"]
-        return total / jnp.maximum(self.count(split), 1)
+        return total / jnp.maximum(self.total(split), 1)
 
     def statistics(
         self, predictor: Predictor, split: str, metrics: Sequence[BatchMetric]

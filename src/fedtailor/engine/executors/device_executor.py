@@ -754,12 +754,14 @@ def _table(
     """The clients where `mask` [m] is True, sorted by their `ids` [m]."""
     index = np.flatnonzero(mask)
     index = index[np.argsort(ids[index])]
+    weights = data.training_weights if isinstance(data, Federation) else None
     return Clients(
         ids=ids[index],
         names=tuple(data.names[client] for client in index),
         sizes=data.sizes["train"][index],
         groups=None if data.groups is None else data.groups[index],
         original_index=index,
+        weights=None if weights is None else weights[index],
     )
 
 

@@ -186,7 +186,10 @@ class Devices:
         put = self._in_blocks if self.own_examples else self._on_all
         arrays = {name: put(getattr(pool, name)) for name in ("x", "y", "rows")}
         normalization = jax.tree.map(self._on_all, pool.normalization)
-        self.pool = replace(pool, normalization=normalization, **arrays)
+        weights = jax.tree.map(self._on_all, pool.weights)
+        self.pool = replace(
+            pool, normalization=normalization, weights=weights, **arrays
+        )
         # The hyper-parameters of the last exchange on the devices, and the objects of
         # the host that were copied. Nearly all exchanges have the same ones.
         self._last_sources: tuple[Any, ...] = (None, None, None)

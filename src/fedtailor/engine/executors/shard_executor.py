@@ -96,6 +96,11 @@ class ShardExecutor(DeviceExecutor):
             "processes that share a federation use all their devices together; leave out"
             " Settings(devices)",
         )
+        require(
+            shard.own.training_weights is None,
+            "processes that share a federation take no weights of rows; train in one"
+            " process, or leave out weights",
+        )
         data = ShardedData.of(shard)
         largest = max(int(sizes.max(initial=1)) for sizes in data.sizes.values())
         least = PoolSize(data.most_examples, data.most_rows, largest)

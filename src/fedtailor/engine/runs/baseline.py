@@ -32,7 +32,8 @@ def baseline(
     """The scores of predicting each client's majority class, or its mean target.
 
     A density has no inputs that could be ignored: its clients' frequencies of symbols
-    are all that there is to learn, and what has learned nothing is uniform.
+    are all that there is to learn, and what has learned nothing is uniform. Where rows
+    have weights there is no such baseline: its scores would count all rows the same.
 
     Args:
         federation: the clients and their data.
@@ -87,6 +88,8 @@ def _client_baselines(
     federation: Federation, model: Model
 ) -> Iterator[tuple[int, str, dict[str, float]]]:
     """Yields (client, split, metric -> value) for val and test, if the client has rows."""
+    if federation.weights is not None:
+        return
     has_inputs = math.prod(federation.x.shape[1:]) > 0
     for client in federation:
         train = client.train.y if has_inputs else client.train.y[:0]

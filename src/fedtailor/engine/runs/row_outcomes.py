@@ -22,7 +22,7 @@ from fedtailor.engine.training import Training
 from fedtailor.engine.training.personal import personal_models
 from fedtailor.models import Model
 from fedtailor.models.frozen_arrays import frozen_inputs, placed
-from fedtailor.models.metrics.rows import row_scores, rows_frame
+from fedtailor.models.metrics.rows import WEIGHT, row_scores, rows_frame
 from fedtailor.protocol import Exchanges, Executor, Predictor
 from fedtailor.statistics.conformal import LEAST_ROWS, TEMPERATURE, fit_temperature
 
@@ -72,7 +72,11 @@ def outcomes_of_splits(
         numbers = [getattr(federation, split)[it] for it in range(len(federation))]
         if federation.rows is not None:
             numbers = [federation.rows[rows] for rows in numbers]
-        in_order = [found[split][name][0] for name in federation.names]
+        in_order = [dict(found[split][name][0]) for name in federation.names]
+        if federation.weights is not None:
+            for client, scores in enumerate(in_order):
+                of_client = federation.weights[getattr(federation, split)[client]]
+                scores[WEIGHT] = of_client.astype(np.float32)
         frame = rows_frame(federation.names, numbers, in_order)
         if split == "val" and model.classification:
             of_clients = {

@@ -162,7 +162,18 @@ class Rounds(Generic[ExecutorT]):
                 len(self.population),
             )
             self._sums = SimulatedSums(privacy.sums)
+        weighted = self.population.weights is not None
+        require(
+            not weighted or not promises_privacy(methods, uplink),
+            "what noise hides holds for rows that count the same; leave out weights and"
+            " class_weights, or the noise (dp_noise, noise)",
+        )
         for method in methods:
+            if weighted and not method.takes_weights:
+                raise ValueError(
+                    f"{method.about.name} counts rows and takes no weights; leave out"
+                    " weights and class_weights, or choose another method, such as fedavg"
+                )
             check_networks(method, model)
             method.check(self.population)
             for transform in (*uplink, *downlink):
@@ -208,6 +219,7 @@ class Rounds(Generic[ExecutorT]):
             sizes=seen.sizes,
             groups=seen.groups,
             original_index=seen.original_index,
+            weights=seen.weights,
             reporters_per_round=(
                 self.participation.reporters(len(seen))
                 if asynchronous is None

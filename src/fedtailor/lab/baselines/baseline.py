@@ -34,6 +34,8 @@ class Problem:
             number of trees with them; empty = there are none.
         task: what is predicted; None = classes, or numbers.
         names: the clients' names; empty = they have none.
+        weights: how much each training row counts [n_c]; empty = all the same.
+        val_weights: likewise of the validation rows.
     """
 
     x: Sequence[Float[NDArray, "n d"]]
@@ -44,9 +46,15 @@ class Problem:
     val_y: Sequence[NDArray[Any]] = ()
     task: Task | None = None
     names: Sequence[str] = ()
+    weights: Sequence[Float[NDArray, " n"]] = ()
+    val_weights: Sequence[Float[NDArray, " n"]] = ()
 
     def __len__(self) -> int:
         return len(self.x)
+
+    def weights_of(self, client: int) -> NDArray[np.float64] | None:
+        """The weights of a client's training rows [n_c]; None = all the same."""
+        return self.weights[client] if self.weights else None
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from fedtailor.engine.training.metrics import Evaluation, select_metrics
 from fedtailor.lab.baselines.baseline import Baseline, KeptModels, Predict, Problem
 from fedtailor.models import Model
 from fedtailor.models.metrics import Metric
-from fedtailor.models.metrics.rows import row_scores, rows_frame
+from fedtailor.models.metrics.rows import WEIGHT, row_scores, rows_frame
 from fedtailor.models.tasks import Survival
 from fedtailor.protocol.plain import to_plain
 from fedtailor.statistics.conformal import LEAST_ROWS, TEMPERATURE, fit_temperature
@@ -98,6 +98,8 @@ def evaluate(
         [client.val.y for client in seen],
         model.task,
         [client.name for client in seen],
+        _weights(federation, seen, "train"),
+        _weights(federation, seen, "val"),
     )
     predict = baseline.fit(problem)
     kept = baseline.keep(predict, model) if baseline.keeps_models else None
@@ -107,7 +109,9 @@ def evaluate(
         for position, client in enumerate(seen):
             rows = getattr(client, split)
             outputs = _outputs(model, predict, federation, position, rows)
-            scores.append(_score(model, measured, outputs, rows.y))
+            weights = _weights(federation, [client], split)
+            weight = np.ones(len(rows.y)) if not weights else weights[0]
+            scores.append(_score(model, measured, outputs, rows.y, weight))
     evaluations: list[Evaluation] = []
     for split, scores in scored.items():
         evaluations += _evaluations(federation, seen, split, scores, measured)
@@ -214,6 +218,19 @@ def _inputs(federation: Federation, split: Split) -> NDArray[np.float64]:
     return (x - np.asarray(federation.shift)) * np.asarray(federation.scale)
 
 
+def _weights(
+    federation: Federation, clients: Sequence[Client], split: str
+) -> list[NDArray[np.float64]]:
+    """The weights of the clients' rows in a split [n_c]; empty = all count the same."""
+    weights, rows = federation.weights_of(split), getattr(federation, split)
+    if weights is None:
+        return []
+    return [
+        weights[rows.offsets[one.index] : rows.offsets[one.index + 1]]
+        for one in clients
+    ]
+
+
 def _outputs(
     model: Model, predict: Predict, federation: Federation, position: int, split: Split
 ) -> NDArray[Any]:
@@ -243,8 +260,12 @@ def _score(
     metrics: tuple[Metric, ...],
     outputs: NDArray[Any],
     y: NDArray[Any],
+    weight: NDArray[np.float64],
 ) -> _Scores:
-    """Scores outputs [n, ...] in blocks of equal shape, which share a program."""
+    """Scores outputs [n, ...] of rows of weights [n] in blocks of equal shape, which share
+    a program.
+    """
+    single = weight.astype(np.float32)
     y = y.astype(np.int32 if y.dtype.kind in "iub" else np.float32)
     rows: list[dict[str, NDArray[Any]]] = []
     statistics: dict[str, dict[str, Any]] = {}
@@ -258,7 +279,7 @@ def _score(
             metrics,
             np.pad(found, [*padding, *[(0, 0)] * (found.ndim - 1)]),
             np.pad(true, [*padding, *[(0, 0)] * (true.ndim - 1)]),
-            np.pad(np.ones(count, np.float32), padding),
+            np.pad(single[start : start + _BLOCK], padding),
         )
         rows.append({name: np.asarray(it)[:count] for name, it in scores.items()})
         for name, statistic in sums.items():
@@ -321,7 +342,11 @@ def _rows(
     columns, numbers = [], []
     for client, found in zip(seen, scores, strict=True):
         # The targets of a model are standardised; results are in the user's own unit.
-        columns.append(model.task.in_units(dict(found.rows), *federation.target_units))
+        columns_of = model.task.in_units(dict(found.rows), *federation.target_units)
         tested = getattr(federation, split)[client.index]
+        if federation.weights is not None:
+            weights = federation.weights[tested].astype(np.float32)
+            columns_of = {**columns_of, WEIGHT: weights}
+        columns.append(columns_of)
         numbers.append(tested if federation.rows is None else federation.rows[tested])
     return rows_frame([client.name for client in seen], numbers, columns)

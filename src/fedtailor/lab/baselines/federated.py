@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtailor._base.choice import require
 from fedtailor.lab.baselines.baseline import (
     Baseline,
     KeptModels,
@@ -61,8 +62,8 @@ class MixedEffects(Baseline):
         require_one_target(problem)
         kept = independent_inputs(problem.x)
         moments = [
-            ClientMoments.of(x[:, kept], y)
-            for x, y in zip(problem.x, problem.y, strict=True)
+            ClientMoments.of(x[:, kept], y, problem.weights_of(client))
+            for client, (x, y) in enumerate(zip(problem.x, problem.y, strict=True))
         ]
         model = fit_mixed_model(moments, "diagonal")
         return MixedModels(problem.x[0].shape[1], kept, model, len(problem))
@@ -172,6 +173,10 @@ class TreesFederated(Baseline):
 
     def fit(self, problem: Problem) -> BoostedClients:
         require_one_target(problem)
+        require(
+            not problem.weights,
+            "trees over machines take no weights of rows; boost trees-personal",
+        )
         clients = []
         for place, (x, y) in enumerate(zip(problem.x, problem.y, strict=True)):
             validation = (None, None)

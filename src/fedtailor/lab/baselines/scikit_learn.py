@@ -25,8 +25,9 @@ _EARLY_STOPPING = 10_000
 """Rows above which scikit-learn's boosting holds some out to end early."""
 _MOST_CATEGORIES = 255
 """The most categories of a column of scikit-learn's boosting."""
-Estimate = Callable[[NDArray[Any], NDArray[Any]], Any]
-"""Trains an estimator of scikit-learn on inputs [n, d] and targets [n]."""
+Estimate = Callable[[NDArray[Any], NDArray[Any], NDArray[Any] | None], Any]
+"""Trains an estimator of scikit-learn on inputs [n, d], targets [n] and weights [n] of rows
+(None = all count the same)."""
 
 
 class TreesPooled(Baseline):
@@ -56,7 +57,8 @@ class TreesPooledClient(Baseline):
         width = problem.x[0].shape[1]
         numbered = [_with_client(x, client) for client, x in enumerate(problem.x)]
         x, y = np.concatenate(numbered), np.concatenate(problem.y)
-        predict = _outputs(problem, _boosting(problem, categories=[width]), x, y)
+        estimate = _boosting(problem, categories=[width])
+        predict = _outputs(problem, estimate, x, y, _all_weights(problem))
         return lambda client, inputs: predict(_with_client(inputs, client))
 
 
@@ -81,8 +83,9 @@ class LinearAlone(Baseline):
 
     def fit(self, problem: Problem) -> "LinearModels":
         found = []
-        for x, y in zip(problem.x, problem.y, strict=True):
-            found.append(_coefficients(problem, x, y))
+        for client, (x, y) in enumerate(zip(problem.x, problem.y, strict=True)):
+            weights = problem.weights_of(client)
+            found.append(_coefficients(problem, x, y, weights))
         return LinearModels(problem.classes, found)
 
     def keep(self, fitted: "LinearModels", model: Model) -> KeptModels:
@@ -123,18 +126,22 @@ def _boosting(problem: Problem, categories: list[int] | None = None) -> Estimate
         HistGradientBoostingRegressor,
     )
 
-    def train(x: NDArray[Any], y: NDArray[Any]) -> Any:
+    def train(x: NDArray[Any], y: NDArray[Any], weights: NDArray[Any] | None) -> Any:
         settings: dict[str, Any] = {
             "random_state": problem.seed,
             "categorical_features": categories,
             "early_stopping": len(x) > _EARLY_STOPPING,
         }
         if problem.classes is None:
-            return HistGradientBoostingRegressor(**settings).fit(x, y)
+            return HistGradientBoostingRegressor(**settings).fit(
+                x, y, sample_weight=weights
+            )
         # Rows that are held out to end early must be of every class.
         if np.unique(y, return_counts=True)[1].min() < 2:
             settings["early_stopping"] = False
-        return HistGradientBoostingClassifier(**settings).fit(x, y)
+        return HistGradientBoostingClassifier(**settings).fit(
+            x, y, sample_weight=weights
+        )
 
     return train
 
@@ -143,10 +150,10 @@ def _linear(problem: Problem) -> Estimate:
     """Logistic or ridge regression with scikit-learn's default penalties."""
     from sklearn.linear_model import LogisticRegression, Ridge
 
-    def train(x: NDArray[Any], y: NDArray[Any]) -> Any:
+    def train(x: NDArray[Any], y: NDArray[Any], weights: NDArray[Any] | None) -> Any:
         if problem.classes is None:
-            return Ridge().fit(x, y)
-        return LogisticRegression(max_iter=1000).fit(x, y)
+            return Ridge().fit(x, y, sample_weight=weights)
+        return LogisticRegression(max_iter=1000).fit(x, y, sample_weight=weights)
 
     return train
 
@@ -169,39 +176,53 @@ class LinearModels:
         return outputs[:, 0] if self.classes is None else log_softmax(outputs, axis=1)
 
 
-def _coefficients(problem: Problem, x: NDArray[Any], y: NDArray[Any]) -> Coefficients:
+def _coefficients(
+    problem: Problem,
+    x: NDArray[Any],
+    y: NDArray[Any],
+    weights: NDArray[Any] | None,
+) -> Coefficients:
     """Fits regression to one client's rows."""
     inputs, classes = x.shape[1], problem.classes
-    weights = np.zeros((inputs, classes or 1))
+    matrix = np.zeros((inputs, classes or 1))
     if classes is None:
         with _quietly(len(x)):
-            fitted = _linear(problem)(x, y)
-        weights[:, 0] = fitted.coef_.reshape(-1)
-        return weights, np.reshape(fitted.intercept_, 1)
+            fitted = _linear(problem)(x, y, weights)
+        matrix[:, 0] = fitted.coef_.reshape(-1)
+        return matrix, np.reshape(fitted.intercept_, 1)
     # A class that no row has is as good as impossible.
     present = np.unique(y).astype(int)
     added = np.full(classes, np.log(_SMALLEST))
     added[present] = 0.0
     if len(present) == 1:
-        return weights, added
+        return matrix, added
     with _quietly(len(x)):
-        fitted = _linear(problem)(x, y)
+        fitted = _linear(problem)(x, y, weights)
     # Of two classes there is the logit of the second.
     its = present[-1:] if len(present) == 2 else present
-    weights[:, its] = fitted.coef_.T
+    matrix[:, its] = fitted.coef_.T
     added[its] = fitted.intercept_
-    return weights, added
+    return matrix, added
 
 
 def _pooled(problem: Problem, estimate: Estimate) -> Predict:
     """Trains one estimator on the rows of all clients."""
     x, y = np.concatenate(problem.x), np.concatenate(problem.y)
-    predict = _outputs(problem, estimate, x, y)
+    predict = _outputs(problem, estimate, x, y, _all_weights(problem))
     return lambda client, inputs: predict(inputs)
 
 
+def _all_weights(problem: Problem) -> NDArray[Any] | None:
+    """The weights of the rows of all clients; None = all count the same."""
+    return np.concatenate(problem.weights) if problem.weights else None
+
+
 def _outputs(
-    problem: Problem, estimate: Estimate, x: NDArray[Any], y: NDArray[Any]
+    problem: Problem,
+    estimate: Estimate,
+    x: NDArray[Any],
+    y: NDArray[Any],
+    weights: NDArray[Any] | None,
 ) -> Callable[[NDArray[Any]], NDArray[Any]]:
     """Trains an estimator, and returns the function from inputs to its outputs."""
     present = np.unique(y)
@@ -211,7 +232,7 @@ def _outputs(
             np.ones((len(inputs), 1)), present, problem.classes
         )
     with _quietly(len(x)):
-        estimator = estimate(x, y)
+        estimator = estimate(x, y, weights)
 
     def predict(inputs: NDArray[Any]) -> NDArray[Any]:
         if not len(inputs):

@@ -187,7 +187,9 @@ def grouped(problem: Problem) -> GroupedRows:
     """The rows of all clients in one place: in a simulation sums over clients are sums
     over these.
     """
-    parts = []
+    parts, weights = [], None
+    if problem.weights:
+        weights = np.concatenate([*problem.weights, *problem.val_weights])
     for x, y in ((problem.x, problem.y), (problem.val_x, problem.val_y)):
         sizes = np.array([len(it) for it in x], np.int64)
         client = np.repeat(np.arange(len(x)), sizes)
@@ -201,6 +203,7 @@ def grouped(problem: Problem) -> GroupedRows:
         np.arange(len(clients)) < len(parts[0][2]),
         problem.classes,
         len(problem),
+        weights,
     )
 
 

@@ -128,7 +128,8 @@ def diagnose(
     FedAvg: the gradients of a network that has learned nothing may hide groups.
 
     Args:
-        federation: the federation; only its training rows are used.
+        federation: the federation; only its training rows are used, and all count the
+            same.
         model: the model to be trained.
         seed: random seed of the initial model and of the batches.
         warm: rounds of FedAvg before the probe.
@@ -146,6 +147,8 @@ def diagnose(
         3
     """
     require(warm >= 0, f"warm is {warm}; it must be a number of rounds, 0 or more")
+    if federation.training_weights is not None:
+        federation = replace(federation, weights=None, class_weights=None)
     executor = executor_of(federation, model, settings)
     # Token ids have no means.
     has_features = federation.x.dtype.kind != "i"

@@ -10,6 +10,7 @@ from fedtailor.data.tables import TableOptions
 from fedtailor.lab.results.experiment import StoredExperiment, TrainedBaseline
 from fedtailor.lab.results.stored import RunsByMethod
 from fedtailor.lab.results.units import Unit
+from fedtailor.models.metrics.rows import WEIGHT
 from fedtailor.statistics.decision import (
     Interval,
     Splits,
@@ -21,6 +22,7 @@ from fedtailor.statistics.decision.intervals import (
     resampled_variance,
     two_way_variance,
 )
+from fedtailor.statistics.decision.row_scores import SHARE
 from fedtailor.statistics.decision.winner import dense_values
 
 
@@ -40,7 +42,7 @@ def values_of(runs: RunsByMethod, split: str) -> pl.DataFrame:
 
 def rows_of(runs: RunsByMethod) -> pl.DataFrame | None:
     """The test rows of seen clients, with the columns method and seed; None if no run
-    has kept them.
+    has kept them. Of rows with weights there are only scores whose means are weighted.
     """
     frames = []
     for label, seeds in runs.items():
@@ -48,11 +50,34 @@ def rows_of(runs: RunsByMethod) -> pl.DataFrame | None:
             if run.rows is None:
                 continue
             rows = run.rows.join(run.seen_clients, on="client", how="semi")
+            if WEIGHT in rows.columns:
+                rows = _weighted(rows)
             frames.append(
                 rows.with_columns(method=pl.lit(label), seed=pl.lit(run.seed))
             )
     # Runs of other versions may have more columns.
     return pl.concat(frames, how="diagonal") if frames else None
+
+
+def _weighted(rows: pl.DataFrame) -> pl.DataFrame:
+    """Scores of rows whose plain means are the weighted ones, client by client.
+
+    A score s of weight w becomes m + w (s - m), where m is the weighted mean and weights
+    have the mean 1. Its mean is m, and its distance from m is the row's influence on the
+    weighted mean, so that intervals are right as well. Metrics that are no means of rows,
+    such as an area, do not follow from these.
+    """
+    weight = pl.col(WEIGHT).cast(pl.Float64)
+    share = weight / weight.mean().over("client")
+    scores = []
+    for name in ("loss", "correct", "squared_error"):
+        if name in rows.columns:
+            score = pl.col(name).cast(pl.Float64)
+            mean = (share * score).mean().over("client")
+            scores.append((mean + share * (score - mean)).alias(name))
+    # The rows of a client that all count nothing tell nothing.
+    counted = rows.filter(weight.sum().over("client") > 0)
+    return counted.select("client", "row", share.alias(SHARE), *scores)
 
 
 def baseline_label(baseline: TrainedBaseline) -> str:

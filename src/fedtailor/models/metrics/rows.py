@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     import polars as pl
 
 
+WEIGHT = "weight"
+"""The column of stored rows that says how much each counts, where they do not count the
+same."""
+
+
 def row_scores(
     model: Model,
     outputs: Float[Array, "b ..."],

@@ -45,6 +45,8 @@ class GroupedRows:
         trains: whether it is a training row, no validation row.
         classes: number of classes; None for numbers.
         clients: number of clients.
+        weights: how much each row counts in sums and in the validation loss; None = all
+            the same. Rows in a leaf are counted without them, as in scikit-learn.
     """
 
     x: Float[NDArray, "n inputs"]
@@ -53,6 +55,7 @@ class GroupedRows:
     trains: Bool[NDArray, " n"]
     classes: int | None
     clients: int
+    weights: Float[NDArray, " n"] | None = None
 
     @property
     def outputs(self) -> int:
@@ -62,14 +65,18 @@ class GroupedRows:
 
     def totals(self, group: Int[NDArray, " n"], groups: int) -> NDArray[np.float64]:
         """Of each group's training rows the number, and the sum of targets or the counts
-        of classes."""
+        of classes; weighted, if rows are."""
         rows, y = group[self.trains], self.y[self.trains]
-        found = [np.bincount(rows, minlength=groups)]
+        counted = np.ones(len(y))
+        if self.weights is not None:
+            counted = self.weights[self.trains]
+        found = [np.bincount(rows, counted, minlength=groups)]
         if self.classes is None:
-            found.append(np.bincount(rows, y, minlength=groups))
+            found.append(np.bincount(rows, counted * y, minlength=groups))
         else:
             for one in range(self.classes):
-                found.append(np.bincount(rows[y == one], minlength=groups))
+                its = y == one
+                found.append(np.bincount(rows[its], counted[its], minlength=groups))
         return np.array(found, np.float64).T
 
 
@@ -201,12 +208,18 @@ def boost_groups(
     def loss() -> float:
         if not has_any:
             return np.nan
-        return float(row_losses(raw[held_out], rows.y[held_out], rows.classes).mean())
+        of_rows = row_losses(raw[held_out], rows.y[held_out], rows.classes)
+        if rows.weights is None:
+            return float(of_rows.mean())
+        return float(np.average(of_rows, weights=rows.weights[held_out]))
 
     losses, rounds = [loss()], []
     best, best_raw = 0, raw.copy()
     while len(rounds) < settings.trees and len(rounds) - best < settings.patience:
         slopes, curvatures = derivatives(raw, rows.y, rows.classes)
+        if rows.weights is not None:
+            slopes = slopes * rows.weights[:, None]
+            curvatures = curvatures * rows.weights[:, None]
         trees = []
         for output in range(rows.outputs):
             nodes, leaf = forest.grow(slopes[:, output], curvatures[:, output])
@@ -253,7 +266,7 @@ class _Forest:
         widths = [len(ends) for one in thresholds for ends in one]
         self._width = max(widths, default=0) + 1
         self._codes = self._bins + np.arange(self._inputs) * self._width
-        self._constant = rows.classes is None
+        self._constant = rows.classes is None and rows.weights is None
 
     def grow(
         self, slopes: Float[NDArray, " n"], curvatures: Float[NDArray, " n"]

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from fedtailor.models.tasks.times import Concordance, comparisons
 from fedtailor.statistics.decision.intervals import Interval, student_interval
 
+SHARE = "share"
+"""The column of a row's weight over the mean of its client's, where rows have weights."""
 _SMALLEST = float(np.finfo(np.float64).tiny)
 """Stands for a mean squared error of 0, which has no logarithm."""
 
@@ -51,10 +53,12 @@ class Score:
         return self.bounds is not None
 
     def prepare(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """Adds the columns `score` and `truth` (null if no truth is needed)."""
+        """Adds the columns `score` and `truth` (null if no truth is needed). Where rows
+        have a weight (`SHARE`), of which means are no functions of truths, that is it.
+        """
+        share = pl.col(SHARE) if SHARE in rows.columns else pl.lit(None, pl.Float64)
         return rows.with_columns(
-            score=pl.col(self.column).cast(pl.Float64),
-            truth=pl.lit(None, pl.Float64),
+            score=pl.col(self.column).cast(pl.Float64), truth=share
         )
 
     def value(
@@ -147,7 +151,11 @@ class Score:
             confidence: confidence level of the interval.
         """
         if self.bounds == (0.0, 1.0):
-            return _wilson(level, len(influence), confidence)
+            rows = float(len(influence))
+            if not np.isnan(truth).all():
+                # Kish's number of rows: as many as would tell as much without weights.
+                rows = float(truth.sum() ** 2 / np.square(truth).sum())
+            return _wilson(level, rows, confidence)
         return _student(level, influence, confidence)
 
 
@@ -470,7 +478,7 @@ def _student(
     return replace(interval, p=np.nan)
 
 
-def _wilson(proportion: float, rows: int, confidence: float) -> Interval:
+def _wilson(proportion: float, rows: float, confidence: float) -> Interval:
     """Wilson's interval of a proportion of rows, without a p-value."""
     # SciPy takes 30 MB, which clients of a federation of machines never need.
     from scipy import special

@@ -38,19 +38,33 @@ class ClientMoments:
         gram: X'X [p, p] of the rows with a leading 1.
         cross: X'y [p].
         square: y'y.
-        rows: n.
+        rows: n. If rows have weights, their sum, and each of the others is a sum of
+            weighted terms, as if each row were there that many times.
     """
 
     gram: Float[np.ndarray, "p p"]
     cross: Float[np.ndarray, " p"]
     square: float
-    rows: int
+    rows: float
 
     @classmethod
-    def of(cls, x: ArrayLike, y: ArrayLike) -> "ClientMoments":
-        """The moments of inputs x [n, p - 1] and targets y [n]."""
+    def of(
+        cls, x: ArrayLike, y: ArrayLike, weights: ArrayLike | None = None
+    ) -> "ClientMoments":
+        """The moments of inputs x [n, p - 1] and targets y [n] of rows that count
+        `weights` [n] (None = 1 each).
+        """
         design = with_intercept(x)
         targets = np.asarray(y, np.float64).reshape(-1)
+        if weights is not None:
+            weight = np.asarray(weights, np.float64)
+            weighted = design * weight[:, None]
+            return cls(
+                weighted.T @ design,
+                weighted.T @ targets,
+                float(targets @ (weight * targets)),
+                float(weight.sum()),
+            )
         return cls(
             design.T @ design,
             design.T @ targets,

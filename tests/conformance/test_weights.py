@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from conformance.examples import example
-from fedtailor.algorithms import APFL, SCAFFOLD, Ditto, FedAvg
+from fedtailor.algorithms import APFL, SCAFFOLD, Ditto, FedAvg, FineTune, SelfFL
 from fedtailor.data.federation import Ragged
 from fedtailor.protocol import SGD, Algorithm
 from fedtailor.testing import classification, predictors, softmax_model, train
@@ -44,9 +44,9 @@ def repeated(federation, counts):
     return replace(federation, x=federation.x[rows], y=federation.y[rows], **splits)
 
 
-def models_of(algorithm, federation):
+def models_of(algorithm, federation, rounds=2):
     with float64():
-        training = train(algorithm, federation, softmax_model(), 2)
+        training = train(algorithm, federation, softmax_model(), rounds)
         leaves = jax.tree.leaves(predictors(training))
     return np.concatenate([np.ravel(leaf) for leaf in leaves])
 
@@ -121,7 +121,48 @@ def test_metrics_are_weighted_by_rows_and_not_by_classes():
         np.testing.assert_allclose(alike[key], values, **EXACT)
 
 
-COUNTING = ["ccvr", "dapper", "fedala", "fedas", "fedfomo", "knn-per", "mapper"]
+@pytest.mark.slow
+def test_the_steps_of_self_fl_follow_from_weights():
+    # Variances of models, and with them the steps, are known after some rounds.
+    federation = classification()
+    counts = 1 + 3 * counts_of(federation)
+    algorithm = SelfFL(sgd=WHOLE, curvature="fisher", l_max=200)
+    weighted = replace(federation, weights=counts.astype(float))
+    np.testing.assert_allclose(
+        models_of(algorithm, weighted, rounds=6),
+        models_of(algorithm, repeated(federation, counts), rounds=6),
+        **EXACT,
+    )
+
+
+@pytest.mark.slow
+def test_the_best_round_is_that_of_weighted_validation_losses():
+    federation = classification()
+    counts = counts_of(federation)
+    losses = []
+    for given in (
+        replace(federation, weights=counts.astype(float)),
+        repeated(federation, counts),
+        federation,
+    ):
+        with float64():
+            best = FineTune(sgd=WHOLE, best=True)
+            losses.append(train(best, given, softmax_model(), 3).server.loss)
+    np.testing.assert_allclose(losses[0], losses[1], **EXACT)
+    assert abs(losses[0] - losses[2]) > 1e-3
+
+
+COUNTING = [
+    "ccvr",
+    "dapper",
+    "fedala",
+    "fedas",
+    "fedfomo",
+    "knn-per",
+    "mapper",
+    "ucfl",
+    "ucfl-parallel",
+]
 
 
 @pytest.mark.parametrize("name", COUNTING)
@@ -148,15 +189,7 @@ def full_batch(algorithm):
     return replace(algorithm, **changes)
 
 
-ROWS_MIX = {
-    "ucfl": "mixes clients by numbers of rows",
-    "ucfl-parallel": "mixes clients by numbers of rows",
-}
-TAKING = sorted(
-    name
-    for name in Algorithm.registry
-    if name not in ROWS_MIX and example(name).takes_weights
-)
+TAKING = sorted(name for name in Algorithm.registry if example(name).takes_weights)
 
 
 @pytest.mark.repeated

@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Literal
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Real
 from numpy.typing import NDArray
 
 from fedtailor._base.choice import require
@@ -104,12 +104,14 @@ class Contextual(PersonalModelAlgorithm):
         """gamma at a learning rate eta, a number or traced."""
         return rate * self.lam if self.gamma is None else self.gamma
 
-    def _number(self, models: Float[Array, "c d"], sizes: NDArray[np.int64]) -> int:
+    def _number(
+        self, models: Float[Array, "c d"], sizes: Real[np.ndarray, " c"]
+    ) -> int:
         """K, the number of contexts.
 
         Args:
             models: the first models that clients send.
-            sizes: their training samples [c].
+            sizes: their training samples, or the sums of these samples' weights [c].
         """
         raise NotImplementedError
 
@@ -151,7 +153,7 @@ class Contextual(PersonalModelAlgorithm):
         if (context < 0).all():
             # The first local models determine the number of contexts. All contexts start
             # from the common initial model.
-            number = self._number(local_models, cohort.sizes[rows])
+            number = self._number(local_models, cohort.shares[rows])
             contexts = jnp.repeat(contexts[:1], number, axis=0)
         # Cluster the local models, and average each cluster.
         label = k_means_of_models(local_models, len(contexts))
@@ -296,5 +298,7 @@ class CGPFL(Contextual):
         server = super().init_server(init, population)
         return server.replace(model=jnp.repeat(server.model, self.contexts, axis=0))
 
-    def _number(self, models: Float[Array, "c d"], sizes: NDArray[np.int64]) -> int:
+    def _number(
+        self, models: Float[Array, "c d"], sizes: Real[np.ndarray, " c"]
+    ) -> int:
         return self.contexts

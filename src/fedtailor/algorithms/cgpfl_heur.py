@@ -3,8 +3,7 @@
 from typing import ClassVar
 
 import numpy as np
-from jaxtyping import Array, Float
-from numpy.typing import NDArray
+from jaxtyping import Array, Float, Real
 
 from fedtailor._base.choice import require
 from fedtailor.aggregation.clusters import costs_of_models
@@ -74,7 +73,7 @@ class CGPFLHeur(Contextual):
         require(d is None or d > 0, f"complexity is {d}; it must be above 0")
 
     def _number(
-        self, models: Float[Array | np.ndarray, "c d"], sizes: NDArray[np.int64]
+        self, models: Float[Array | np.ndarray, "c d"], sizes: Real[np.ndarray, " c"]
     ) -> int:
         # The second term of eq. 11 without mu, for the numbers K to compare. Clients
         # are weighted by their samples.

@@ -411,7 +411,7 @@ class SelfFL(PersonalModelAlgorithm):
         if self.curvature == "power":
             return largest_eigenvalue(local, theta, local.key("curvature"))
         if self.curvature == "fisher":
-            return 1 / jnp.maximum(s * local.size, _MIN_VARIANCE)
+            return 1 / jnp.maximum(s * local.samples, _MIN_VARIANCE)
         if self.curvature == "literal":
             return 1 / jnp.maximum(s, _MIN_VARIANCE)
         assert not isinstance(self.curvature, str)

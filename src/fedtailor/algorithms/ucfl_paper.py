@@ -120,6 +120,10 @@ class PaperUCFL(Algorithm):
             " 0.5] or 'auto'",
         )
 
+    @property
+    def takes_weights(self) -> bool:
+        return False  # the noise of gradients is measured on batches of rows
+
     def check(self, population: Population) -> None:
         check_pairs(population, self.about.name)
         clients = len(population)

@@ -209,12 +209,24 @@ def prepare_table_experiment(
         f"{ORACLE} needs to know who belongs together, and cannot be trained over"
         " machines; leave it out, or --deployable",
     )
+    notes = []
     if options.weight is not None or options.class_weights is not None:
-        for method in options.algorithms:
-            require(
-                find_algorithm(method)().takes_weights,
-                f"{method} counts rows and takes no weights; leave it out, or --weight and"
-                " --class-weights",
+        counting = [
+            method
+            for method in options.algorithms
+            if not find_algorithm(method)().takes_weights
+        ]
+        # Only methods that the user has named are an error.
+        require(
+            not counting or options.algorithms == DEFAULT_METHODS,
+            f"methods that count rows take no weights: {', '.join(counting)}; leave them"
+            " out, or --weight and --class-weights",
+        )
+        if counting:
+            others = tuple(it for it in options.algorithms if it not in counting)
+            options = replace(options, algorithms=others)
+            notes.append(
+                f"  Left out: {', '.join(counting)}, as it takes no weights.\n"
             )
     # Check the options before a large file is read.
     experiment = table_experiment(path, options, rates)
@@ -231,7 +243,7 @@ def prepare_table_experiment(
     experiment = table_experiment(
         path, options, rates, ridge_of(table), len(table.seen)
     )
-    return experiment, f"{table_description(table)}\n"
+    return experiment, f"{table_description(table)}\n{''.join(notes)}"
 
 
 def is_cross_validated(options: TableComparisonOptions, experiment: Experiment) -> bool:

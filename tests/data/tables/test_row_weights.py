@@ -71,6 +71,8 @@ def test_balanced_classes_count_weights():
         ),
         ([0.0] * 60, "'count' is 0 in all rows"),
         (["much"] * 60, "'count' holds 'much', not only numbers"),
+        (["1.5", "much", *["2"] * 58], "'count' holds 'much', not only numbers"),
+        (["007"] * 60, "'count' holds '007', not only numbers"),
         ([1e-9, *[1.0] * 59], "weights run from 1e-09 to 1"),
         ([*[0.0] * 30, *[1.0] * 30], "client 'a': all training rows have weight 0"),
     ],
@@ -112,8 +114,19 @@ def test_a_diagnosis_counts_rows():
     assert str(advice[0]) == str(advice[1])
 
 
+def test_a_comparison_leaves_out_usual_methods_that_count_rows(tmp_path):
+    frame().write_csv(tmp_path / "own.csv")
+    options = TableComparisonOptions(weight="count")
+    experiment, about = prepare_table_experiment(tmp_path / "own.csv", options)
+    assert "ucfl" not in experiment.file.algorithms
+    assert "fedavg" in experiment.file.algorithms
+    assert "Left out: ucfl, as it takes no weights." in about
+
+
 def test_a_comparison_refuses_methods_that_count_rows(tmp_path):
     frame().write_csv(tmp_path / "own.csv")
-    options = TableComparisonOptions(weight="count", algorithms=("local", "ccvr"))
-    with pytest.raises(ValueError, match="ccvr counts rows and takes no weights"):
+    options = TableComparisonOptions(
+        weight="count", algorithms=("local", "ccvr", "ucfl")
+    )
+    with pytest.raises(ValueError, match="take no weights: ccvr, ucfl; leave"):
         prepare_table_experiment(tmp_path / "own.csv", options)

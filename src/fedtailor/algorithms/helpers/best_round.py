@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
@@ -74,9 +73,10 @@ def validation_loss(theta: Float[Array, " d"], local: LocalTrainer) -> ClientUpd
     """What a client sends for `BestRound.after`, given the received model theta.
 
     Returns:
-        The mean validation loss (0 without samples), and the number of samples.
+        The mean validation loss (0 without samples), and the number of samples, or the
+        sum of their weights.
     """
     return {
         "validation_loss": local.loss(theta, "val"),
-        "validation_samples": local.count("val").astype(jnp.int32),
+        "validation_samples": local.total("val"),
     }

@@ -108,9 +108,14 @@ def weights_of(
     series, where = frame[options.weight], f"weight column {options.weight!r}"
     numbers = as_numbers(series) if series.dtype == pl.String else series
     if numbers is None or not (numbers.dtype.is_numeric() or numbers.dtype == pl.Null):
+        cells = series.drop_nulls()
+        # Of text the cells that are no numbers; none where all are codes such as 007.
+        if series.dtype == pl.String:
+            wrong_cells = cells.filter(cells.cast(pl.Float64, strict=False).is_null())
+            cells = wrong_cells if len(wrong_cells) else cells
         problems.add(
-            f"{where} holds {series.drop_nulls().first()!r}, not only numbers; name a"
-            " column of numbers, 0 or more"
+            f"{where} holds {cells.first()!r}, not only numbers; name a column of numbers,"
+            " 0 or more"
         )
         return None
     values = numbers.cast(pl.Float64)

@@ -269,8 +269,10 @@ class Choosing:
             step: dict[str, Any] = {"kind": kind}
             own: dict[str, Any] = {}
             if kind == "split":
-                count = int(rng.choice([1, 2, 3000]))
+                count = int(rng.choice([1, 2, 30]))
                 moves = rng.integers(0, [3, inputs, 2, 9], (count, 4)).tolist()
+                if rng.random() < 0.5:  # the root, as an honest run asks
+                    moves = [[0, int(rng.integers(inputs)), 1, 1]]
                 step["moves"] = [[*move, True] for move in moves]
             if kind == "counts":
                 width = int(rng.choice([1, 49, 50, 2000]))

@@ -2,8 +2,10 @@
 
 import logging
 import os
+from contextlib import suppress
 
 import numpy as np
+import polars as pl
 import pytest
 
 from campaigns.choosing import Choosing
@@ -77,7 +79,10 @@ def test_a_campaign_notices_what_is_not_exact(tmp_path, monkeypatch):
     careless = Faults(tmp_path)
     with pytest.raises(AssertionError, match=r"(metrics|ledger).parquet, bit"):
         for number in range(300):
-            careless.flip_bit_of_unfinished(np.random.default_rng(number))
+            with suppress(
+                pl.exceptions.PanicException
+            ):  # of the unchecked file's reader
+                careless.flip_bit_of_unfinished(np.random.default_rng(number))
 
 
 def test_changes_of_files_are_counted_and_fail(tmp_path):
@@ -135,7 +140,7 @@ def choosing(tmp_path_factory):
     ],
 )
 def test_a_coordinator_that_chooses(choosing, kind, said):
-    for number in range(6 if kind.startswith("chosen") else 1):
+    for number in range(12 if kind.startswith("chosen") else 1):
         getattr(choosing, kind)(np.random.default_rng(number))
     assert said <= set(choosing.answered)
 

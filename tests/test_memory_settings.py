@@ -6,7 +6,10 @@ import os
 import subprocess
 import sys
 
+import jax
 import pytest
+
+from fedtailor._base.xla_flags import FIRST_JAX_WITHOUT_OLD_EMITTERS
 
 PROGRAM = """
 import os
@@ -17,10 +20,13 @@ print(os.environ["XLA_FLAGS"])
 import jax
 jax.jit(lambda x: jax.numpy.tanh(x) + x)(1.0)  # XLA knows the flags
 """
-EMITTERS, SPLIT = (
-    "--xla_cpu_use_fusion_emitters=false",
-    "--xla_cpu_parallel_codegen_split_count=1",
-)
+IN_TWO = "--xla_cpu_parallel_codegen_split_count=2"
+FLAGS = []
+if jax.__version_info__ < FIRST_JAX_WITHOUT_OLD_EMITTERS:
+    FLAGS += [
+        "--xla_cpu_use_fusion_emitters=false",
+        "--xla_cpu_parallel_codegen_split_count=1",
+    ]
 
 
 EVERY_MODULE = """
@@ -67,11 +73,8 @@ def finished(program, given):
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ({}, [EMITTERS, SPLIT]),
-        (
-            {"XLA_FLAGS": "--xla_cpu_use_fusion_emitters=true"},
-            ["--xla_cpu_use_fusion_emitters=true", SPLIT],
-        ),
+        ({}, FLAGS),
+        ({"XLA_FLAGS": IN_TWO}, [IN_TWO, *FLAGS[:1]]),
     ],
 )
 def test_flags_are_added_once_and_the_users_stay(given, expected):

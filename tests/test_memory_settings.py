@@ -16,7 +16,7 @@ import os
 from fedtailor._base.memory import save_memory
 save_memory()
 save_memory()
-print(os.environ["XLA_FLAGS"])
+print(os.getenv("XLA_FLAGS", ""))
 import jax
 jax.jit(lambda x: jax.numpy.tanh(x) + x)(1.0)  # XLA knows the flags
 """

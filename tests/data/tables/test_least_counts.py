@@ -38,6 +38,14 @@ def test_few_missing_cells_are_filled_by_cells_near_the_mean(few):
 
 
 @pytest.mark.parametrize("few", range(1, MIN_ROWS))
+def test_few_rows_of_a_number_stay_few_where_gaps_are_filled(few):
+    """The mean lies at this number, so that gaps are filled by its cells."""
+    cells = [0.0] * 20 + [10.0] * 20 + [5.0] * few + [None] * (MIN_ROWS - 1)
+    found = shown(pl.Series(cells), "number").drop_nulls().to_numpy()
+    assert set(found) <= {0.0, 10.0}
+
+
+@pytest.mark.parametrize("few", range(1, MIN_ROWS))
 def test_few_rows_with_another_value_are_counted_to_the_others(few):
     """Their number and their value would follow from mean and squares."""
     for kind, other in (("number", 731.5), ("boolean", 1.0)):
@@ -125,8 +133,8 @@ def test_what_is_shown_has_no_small_group_and_is_shown_as_it_is(data, kind):
 def test_numbers_of_few_rows_become_the_nearest_of_many():
     cells = pl.Series([0.0] * 9 + [1.0] * 6 + [0.2, 0.9, 49.634])
     assert shown(cells, "number").to_list() == [0.0] * 9 + [1.0] * 6 + [0.0, 1.0, 1.0]
-    # and where gaps are filled, with their neighbours
-    few = pl.Series([0.0] * 3 + [49.634, None, None])
-    assert shown(few, "number").null_count() == 6
+    # What fills gaps makes few rows no more.
     few = pl.Series([0.0] * 4 + [49.634, None, None])
-    assert shown(few, "number").to_list() == [0.0] * 7
+    assert shown(few, "number").null_count() == 7
+    many = pl.Series([0.0] * 5 + [49.634, None, None])
+    assert shown(many, "number").to_list() == [0.0] * 8

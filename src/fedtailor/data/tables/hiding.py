@@ -139,12 +139,19 @@ def _shown_booleans(values: pl.Series, least: int) -> pl.Series:
 def _shown_numbers(values: pl.Series, least: int) -> pl.Series:
     if least == 1:
         return values
+    # Before gaps are filled: with fillers, few rows of a number would be as many as it takes.
+    values = _without_small_groups(values, least)
     if 0 < values.null_count() < least:
         present = np.sort(values.drop_nulls().to_numpy())
         distance = np.abs(present - present.mean())
         gaps = values.is_null().arg_true()
         fill = present[np.argsort(distance, kind="stable")[: len(gaps)]]
         values = values.clone().scatter(gaps, pl.Series(fill, dtype=values.dtype))
+    return _without_small_groups(values, least)
+
+
+def _without_small_groups(values: pl.Series, least: int) -> pl.Series:
+    """Numbers without rare and far ones."""
     while True:
         changed = _without_far(_without_rare(values, least), least)
         if changed.equals(values):

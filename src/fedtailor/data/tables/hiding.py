@@ -141,12 +141,13 @@ def _shown_numbers(values: pl.Series, least: int) -> pl.Series:
         return values
     # Before gaps are filled: with fillers, few rows of a number would be as many as it takes.
     values = _without_small_groups(values, least)
-    if 0 < values.null_count() < least:
-        present = np.sort(values.drop_nulls().to_numpy())
-        distance = np.abs(present - present.mean())
-        gaps = values.is_null().arg_true()
-        fill = present[np.argsort(distance, kind="stable")[: len(gaps)]]
-        values = values.clone().scatter(gaps, pl.Series(fill, dtype=values.dtype))
+    if not 0 < values.null_count() < least:
+        return values
+    present = np.sort(values.drop_nulls().to_numpy())
+    distance = np.abs(present - present.mean())
+    gaps = values.is_null().arg_true()
+    fill = present[np.argsort(distance, kind="stable")[: len(gaps)]]
+    values = values.clone().scatter(gaps, pl.Series(fill, dtype=values.dtype))
     return _without_small_groups(values, least)
 
 

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from fedtailor._base.choice import require
 from fedtailor._base.tensors import is_float
+from fedtailor._base.tensors import is_float
 from fedtailor.aggregation.pipelines.change import indices_kind, start_kind
 from fedtailor.aggregation.pipelines.gaussian_noise import CLIP_NORM, WITHIN_CLIP_NORM
 from fedtailor.data.tables.encoding import MIN_ROWS
@@ -181,7 +182,8 @@ class UpdateCheck:
                 continue
             low, high = ranges[kind]
             smallest, largest = float(array.min()), float(array.max())
-            tolerance = 1e-6 * max(abs(low), abs(high)) if np.isfinite(high) else 0.0
+            is_rounded = is_float(array) and np.isfinite(high)
+            tolerance = 1e-6 * max(abs(low), abs(high)) if is_rounded else 0.0
             require(
                 low - tolerance <= smallest and largest <= high + tolerance,
                 f"it sent {smallest if smallest < low else largest:g} as {kind!r}, which"

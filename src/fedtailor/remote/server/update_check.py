@@ -25,7 +25,6 @@ from numpy.typing import NDArray
 
 from fedtailor._base.choice import require
 from fedtailor._base.tensors import is_float
-from fedtailor._base.tensors import is_float
 from fedtailor.aggregation.pipelines.change import indices_kind, start_kind
 from fedtailor.aggregation.pipelines.gaussian_noise import CLIP_NORM, WITHIN_CLIP_NORM
 from fedtailor.data.tables.encoding import MIN_ROWS

@@ -7,11 +7,13 @@ import pytest
 
 from fedtailor.aggregation import sum_shares
 from fedtailor.aggregation.sum_shares import (
+    LEAST_LENGTH,
     ReleasedSums,
     SumHistory,
     _basis,
     _share_by_program,
     largest_shares,
+    others_lengths,
 )
 
 
@@ -145,6 +147,44 @@ def test_rows_that_differ_by_less_than_a_step_are_one():
         assert found[3] == pytest.approx(share, abs=1e-6)
 
 
+@pytest.mark.parametrize(("sums", "clients"), [(1, 5), (2, 5), (3, 8)])
+def test_the_least_length_of_the_others_is_that_of_a_combination(sums, clients):
+    rng = np.random.default_rng(sums)
+    weights = weights_of(sums, clients) * rng.uniform(1e-5, 1e-4, (sums, 1))
+    found = others_lengths(weights)
+    combinations = rng.normal(size=(20_000, sums))
+    combinations /= np.linalg.norm(combinations, axis=1, keepdims=True)
+    for client in range(clients):
+        others = np.delete(weights, client, axis=1)
+        searched = np.linalg.norm(combinations @ others, axis=1).min()
+        exact = np.linalg.svd(others, compute_uv=False)[-1]
+        assert found[client] == pytest.approx(exact, rel=1e-6)
+        assert exact - 1e-12 <= searched <= 1.5 * exact
+    # The same sum again, and one that is a combination of others, change nothing.
+    more = np.vstack([weights, weights[0], weights.sum(axis=0)])
+    np.testing.assert_allclose(others_lengths(more), found, rtol=1e-6)
+    assert (others_lengths(np.zeros((2, 3))) == np.inf).all()
+
+
+def test_sums_of_many_clients_and_of_groups_are_long_enough():
+    assert others_lengths(np.full((1, 16_384), 1 / 16_384)).min() >= LEAST_LENGTH
+    groups = np.kron(np.eye(4), np.full((1, 3), 1 / 3))
+    assert others_lengths(groups).min() >= LEAST_LENGTH
+
+
+def test_a_chain_of_nearly_equal_sums_is_as_short_as_its_last_difference():
+    """Each of them is far enough from the one before; their second difference is not."""
+    close = np.full((3, 20), 0.05)
+    close[:, 0] += [0, 1e-3, 2e-3]
+    close[2, 1:] += 1e-6
+    assert others_lengths(close[:2]).min() < LEAST_LENGTH  # client 0 alone
+    for change in (close[1:], close):
+        assert others_lengths(change)[0] < LEAST_LENGTH
+    apart = np.full((2, 20), 0.05)
+    apart[1, ::2] += 1e-3
+    assert others_lengths(apart).min() >= LEAST_LENGTH
+
+
 def test_a_client_that_misses_a_round_is_the_difference_of_both():
     names = tuple("abcdefghij")
     everybody = np.full((1, 10), 0.1)
@@ -165,7 +205,7 @@ def test_a_history_outlives_a_process_and_ends_with_its_scope(scope, tmp_path):
     SumHistory(scope, path).record(4, ["model", None], released, "abc")
     again = SumHistory(scope, path)
     assert again.released(4).names == ("a", "b", "c")
-    np.testing.assert_array_equal(again.released(4).basis, released.basis)
+    np.testing.assert_array_equal(again.released(4).weights, released.weights)
     assert bool(again.released(5).names) == (scope == "run")
     # The sums of another run are others, and those of an earlier round are not known.
     assert bool(again.released(4, "other").names) == (scope == "run")

@@ -1,6 +1,6 @@
 """A coordinator of secure sums that tells each client what it likes: which vector, which
 weights, which clients, and who is lost. What it opens is compared with what the clients
-hold, and no combination of it may be nearly one client's vector.
+hold, and no combination of it may be nearly one client's vector, or round the others to 0.
 """
 
 from collections import Counter
@@ -12,7 +12,11 @@ from unittest.mock import patch
 import numpy as np
 
 from fedtailor.aggregation.secure_sums import MAX_SHARE, FixedPoint, SecureSums
-from fedtailor.aggregation.sum_shares import largest_shares
+from fedtailor.aggregation.sum_shares import (
+    LEAST_LENGTH,
+    largest_shares,
+    others_lengths,
+)
 from fedtailor.remote.sums import client as sum_client
 from fedtailor.remote.sums import server as sum_server
 from fedtailor.remote.sums.client import SecureSumClient
@@ -73,6 +77,7 @@ class ChosenSums:
         with (
             patch.object(sum_client, "MAX_NEIGHBOURS", most),
             patch.object(sum_server, "unsafe_sums", lambda *arguments: {}),
+            patch.object(sum_server, "normalized", lambda weights, surviving: weights),
         ):
             _Try(rng, most, self.answered).run()
 
@@ -105,7 +110,13 @@ class _Try:
                 self._begin()
             self._add()
             if self._opened:
-                shares = largest_shares(np.array(self._opened))
+                opened = np.array(self._opened)
+                lengths = others_lengths(opened)
+                assert lengths.min() >= LEAST_LENGTH * (1 - 1e-6), (
+                    f"{self._settings}: the others of"
+                    f" {self._names[int(lengths.argmin())]} round to 0 in {self._opened}"
+                )
+                shares = largest_shares(opened)
                 assert shares.max() <= MAX_SHARE + 1e-6, (
                     f"{self._settings}: {self._names[int(shares.argmax())]} is"
                     f" {shares.max():.0%} of {np.round(self._opened, 4).tolist()}"
@@ -134,10 +145,12 @@ class _Try:
             rng.uniform(-1, 1, shape),
             rng.exponential(size=shape) ** 2,
             rng.integers(0, 2, shape).astype(float),
+            1 + 10.0 ** rng.uniform(-10, 0) * rng.uniform(-1, 1, shape),
         ]
         weights = drawn[int(rng.integers(len(drawn)))]
         total = np.abs(weights).sum(axis=1, keepdims=True)
-        return weights / np.where(total > 0, total, 1)
+        size = 10.0 ** rng.uniform(-10, 0) if rng.random() < 0.1 else 1.0
+        return size * weights / np.where(total > 0, total, 1)
 
     def _add(self) -> None:
         """One sum, with lies or without."""

@@ -23,6 +23,7 @@ from campaigns.small_tables import SmallTables
 from campaigns.sums import ChosenSums
 from campaigns.twins import Twins
 from campaigns.unsteady import Unsteady
+from fedtailor.aggregation import secure_sums
 from fedtailor.algorithms import FedALA
 from fedtailor.data.tables.sums import ColumnSums
 from fedtailor.remote.client.boosting import BoostingClient
@@ -187,11 +188,12 @@ def test_no_client_follows_from_sums_that_a_coordinator_chooses():
 
 
 @pytest.mark.parametrize(
-    ("careless", "seed"), [("vector", 23), ("asked", 2), ("weights", 7), ("ring", 34)]
+    ("careless", "seed"),
+    [("vector", 49), ("asked", 19), ("weights", 2), ("ring", 5), ("small", 0)],
 )
 def test_a_campaign_notices_sums_that_show_a_client(careless, seed, monkeypatch):
     """Masks that do not depend on which vector is added, on the weights, or on what clients
-    were asked; and neighbours that miss nobody.
+    were asked; neighbours that miss nobody; and weights with which others round to 0.
     """
     original = sum_client.mask_session
 
@@ -205,7 +207,10 @@ def test_a_campaign_notices_sums_that_show_a_client(careless, seed, monkeypatch)
         monkeypatch.setattr(module, "mask_session", session)
     if careless == "ring":
         monkeypatch.setattr(sum_client, "neighbours_of", lambda *arguments: ())
-    with pytest.raises(AssertionError, match=r"% of|a sum over"):
+    if careless == "small":
+        for module in (sum_client, secure_sums):
+            monkeypatch.setattr(module, "LEAST_LENGTH", 0.0)
+    with pytest.raises(AssertionError, match=r"% of|a sum over|round to 0"):
         ChosenSums().chosen_sums(np.random.default_rng(seed))
 
 

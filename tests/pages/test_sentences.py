@@ -363,8 +363,6 @@ EXPLAINS = {
         "say something about the examples",
         "what each measure protects against",
         "The promises on this page are attacked again",
-        "One attack is open",
-        "that rare ones are counted can say",
         "single columns, measurements, boosting, trained models",
         "can be learnt: from models",
         "Use noise where",

@@ -14,7 +14,7 @@ pytest.importorskip(
 )
 pytest.importorskip("Crypto", reason="secure sums need PyCryptodome (extra federation)")
 
-from fedtailor.aggregation.secure_sums import FixedPoint, SecureSums, add_up
+from fedtailor.aggregation.secure_sums import MAX_SHARE, FixedPoint, SecureSums, add_up
 from fedtailor.aggregation.sum_shares import (
     ReleasedSums,
     SumHistory,
@@ -801,15 +801,42 @@ def test_weights_with_which_the_others_round_to_zero_are_refused(
     monkeypatch.setattr(sum_server, "normalized", lambda weights, surviving: weights)
     circle = Circle(names=tuple("abcdefghij"))
     weights = np.full((1, 10), 1e-10)
-    weights[0, 4] = 6e-9
+    weights[0, 4] = 5e-9
     if lost:
         weights[0, :3] = (1 - weights[0, 3:].sum()) / 3
     for name in lost:
         circle.lost[name] = [VECTORS]
     with pytest.raises(TooFewClients):
         circle.run(weights)
-    told = [line for line in circle.lines if "have to add up to 0.0078 or more" in line]
+    told = [line for line in circle.lines if "all clients but e are so small" in line]
     assert len(told) == 10 - len(lost)
+
+
+@pytest.mark.parametrize("is_later", [False, True], ids=["one request", "two"])
+def test_sums_in_whose_difference_the_others_round_to_zero_are_refused(
+    unchecked, monkeypatch, is_later
+):
+    """Before, the difference was one client's vector to a hundredth, although no share of
+    a combination was above the limit.
+    """
+    monkeypatch.setattr(SecureSumServer, "_unsafe_combination", lambda *_: "")
+    monkeypatch.setattr(sum_server, "normalized", lambda weights, surviving: weights)
+    names = tuple("abcdefghij")
+    weights = np.zeros((2, 10))
+    weights[:, -3:] = 0.33
+    weights[0, :-3] = 0.1 * FixedPoint(SETTINGS.range).step
+    weights[0, 1] *= 50
+    assert largest_shares(weights).max() <= MAX_SHARE
+    circle = Circle(names)
+    if is_later:
+        circle.run(weights[1:])
+        assert circle.lines == []
+        circle.begin(1)
+    with pytest.raises(TooFewClients):
+        circle.run(weights[:1] if is_later else weights)
+    which = "these and earlier sums" if is_later else "the sums"
+    said = f"in a combination of {which} the parts of all clients but b are so small"
+    assert sum(said in line for line in circle.lines) == 10
 
 
 def test_clients_that_have_no_part_in_a_sum_hide_nobody():
@@ -1287,10 +1314,10 @@ def test_clients_keep_the_sums_that_the_server_has(seed):
             weights = next(iter(circle.requests[VECTORS].values())).arrays["weights"]
             arrived = [name in circle.seen[VECTORS] for name in names]
             has = has.with_sums(names, np.where(arrived, weights, 0.0))
-    assert len(has.basis) > 0
+    assert len(has.weights) > 0
     for name in steady:
         kept = circle.clients[name]._history.released(2)
-        assert len(kept.with_sums(names, has.basis).basis) == len(kept.basis)
+        assert len(kept.with_sums(names, has.weights).weights) == len(kept.weights)
         assert not are_all_done or kept.shows_the_same_as(has)
 
 
@@ -1318,8 +1345,13 @@ INVENTED = ("x", "y", "z")
             3,
             "it would be 100% of a combination of these and earlier sums over the",
         ),
+        (
+            [[1e-8, 1e-9, 1e-9, 1e-9, 1e-9, 0.33, 0.33, 0.33]],
+            3,
+            "the parts of the other clients whose keys it has are so small",
+        ),
     ],
-    ids=["one sum", "two sums"],
+    ids=["one sum", "two sums", "small weights"],
 )
 def test_clients_that_are_invented_do_not_hide_the_others(
     sums, least, said, unchecked, monkeypatch

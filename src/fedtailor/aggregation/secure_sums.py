@@ -15,7 +15,12 @@ from jaxtyping import Bool, Float, UInt32
 from numpy.typing import NDArray
 
 from fedtailor._base.choice import require
-from fedtailor.aggregation.sum_shares import ReleasedSums, SumHistory
+from fedtailor.aggregation.sum_shares import (
+    LEAST_LENGTH,
+    ReleasedSums,
+    SumHistory,
+    others_lengths,
+)
 from fedtailor.protocol import (
     PRIVATE_STEPS,
     Algorithm,
@@ -248,12 +253,19 @@ def unsafe_combination(sums: ReleasedSums, past: bool) -> str:
         past: whether there are sums before.
     """
     share, client = sums.largest_share(MAX_SHARE)
-    if share <= MAX_SHARE:
-        return ""
     which = "these and earlier sums" if past else "the sums"
+    if share > MAX_SHARE:
+        return (
+            f"client {client} would be {share:.0%} of a combination of {which}, which"
+            f" would not hide its vector (at most {MAX_SHARE:.0%})"
+        )
+    lengths = others_lengths(sums.weights)
+    if lengths.min(initial=np.inf) >= LEAST_LENGTH:
+        return ""
+    client = sums.names[int(lengths.argmin())]
     return (
-        f"client {client} would be {share:.0%} of a combination of {which}, which would"
-        f" not hide its vector (at most {MAX_SHARE:.0%})"
+        f"in a combination of {which} the parts of all clients but {client} are so small"
+        " that they round to 0, and would not hide its vector"
     )
 
 

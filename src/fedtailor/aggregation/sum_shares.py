@@ -8,6 +8,11 @@ column of W. Its share is
 
 1 if a combination is its vector alone, and 1 / c if it is one among c equals in all. With
 one sum it is |w_i| / sum_j |w_j|. It depends on the row space of W only.
+
+A share is of exact numbers. Each client rounds its part of each sum (`FixedPoint`), so the
+parts of the others hide nothing where they are shorter than a step: in a sum with small
+weights, or in the difference of two whose weights are nearly the same. `others_lengths`
+says how long they are.
 """
 
 import json
@@ -26,6 +31,11 @@ from fedtailor._base.files import atomic_write
 TOLERANCE = 2.0**-31
 """Two rows of weights that differ by less are the same row. The difference of their sums
 is below one step of `masks.FixedPoint`, if the weights of a row add up to 1 at most.
+"""
+
+LEAST_LENGTH = 2.0**-14
+"""The least length of the others' weights in a combination of sums. Spread over 50 of them
+each part of a number 1 is then 290 steps of `FixedPoint` with the range 64.
 """
 
 MAX_PROGRAMS = 2**18
@@ -152,17 +162,58 @@ def _basis(weights: Float[np.ndarray, "s c"]) -> Float[np.ndarray, "r c"]:
     return directions[sizes > TOLERANCE]
 
 
+def _independent(weights: Float[np.ndarray, "s c"]) -> Float[np.ndarray, "r c"]:
+    """The rows of weights that are no combination of those before."""
+    basis = np.zeros((0, weights.shape[1]))
+    chosen = []
+    for row in weights:
+        length = np.linalg.norm(row)
+        if length == 0:
+            continue
+        rest = row / length
+        for _ in range(2):  # once leaves what rounding adds
+            rest = rest - rest @ basis.T @ basis
+        apart = np.linalg.norm(rest)
+        if apart > TOLERANCE:
+            basis = np.vstack([basis, rest / apart])
+            chosen.append(row)
+    return np.array(chosen).reshape(-1, weights.shape[1])
+
+
+def others_lengths(weights: Float[np.ndarray, "s c"]) -> Float[np.ndarray, " c"]:
+    """For each client [c] the least length of the others' weights in any combination.
+
+    It is min over a of |(a . w_j) for j != i| / |a|, the smallest singular value of the
+    weights without the column of client i; rows that are combinations of others are left
+    out first, as the same numbers are added in them. Infinite if there is no sum.
+
+    Args:
+        weights: weight of each client in each sum.
+    """
+    rows = _independent(weights)
+    if not len(rows):
+        return np.full(weights.shape[1], np.inf)
+    products = rows @ rows.T
+    squares = (rows**2).sum(axis=0)
+    # Without a column no squared singular value falls by more than the column's square.
+    lengths = np.linalg.eigvalsh(products)[0] - squares
+    for client in np.flatnonzero(lengths < LEAST_LENGTH**2):
+        own = rows[:, client]
+        lengths[client] = np.linalg.eigvalsh(products - np.outer(own, own))[0]
+    return np.sqrt(np.maximum(lengths, 0.0))
+
+
 @dataclass
 class ReleasedSums:
     """The sums of one kind of vector that a server has had, by their weights.
 
     Attributes:
         names: names of the clients, in the order of the columns.
-        basis: orthonormal rows that span the weights of all sums.
+        weights: [r, c] weights of the sums, without those that are combinations of others.
     """
 
     names: tuple[str, ...] = ()
-    basis: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 0)))
+    weights: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 0)))
 
     def with_sums(
         self, names: Sequence[str], weights: Float[np.ndarray, "s c"]
@@ -177,20 +228,20 @@ class ReleasedSums:
             This object itself, if the further sums are combinations of these.
         """
         together = tuple(sorted({*self.names, *names}))
-        rows = np.zeros((len(self.basis) + len(weights), len(together)))
-        rows[: len(self.basis), [together.index(name) for name in self.names]] = (
-            self.basis
-        )
-        rows[len(self.basis) :, [together.index(name) for name in names]] = weights
-        basis = _basis(rows)
-        is_new = len(basis) > len(self.basis) or not self.names
-        return ReleasedSums(together, basis) if is_new else self
+        before = len(self.weights)
+        rows = np.zeros((before + len(weights), len(together)))
+        rows[:before, [together.index(name) for name in self.names]] = self.weights
+        rows[before:, [together.index(name) for name in names]] = weights
+        chosen = _independent(rows)
+        is_new = len(chosen) > before or not self.names
+        return ReleasedSums(together, chosen) if is_new else self
 
     def shows_the_same_as(self, other: "ReleasedSums") -> bool:
         """Whether other sums have the same combinations."""
-        if (self.names, len(self.basis)) != (other.names, len(other.basis)):
+        if (self.names, len(self.weights)) != (other.names, len(other.weights)):
             return False
-        apart = self.basis - self.basis @ other.basis.T @ other.basis
+        basis, others = _basis(self.weights), _basis(other.weights)
+        apart = basis - basis @ others.T @ others
         return bool(np.abs(apart).max(initial=0.0) <= TOLERANCE)
 
     def largest_share(self, least: float = 0.0) -> tuple[float, str]:
@@ -199,7 +250,7 @@ class ReleasedSums:
         Args:
             least: a share that is not above it may be given as larger, up to it.
         """
-        shares = largest_shares(self.basis, least)
+        shares = largest_shares(self.weights, least)
         if not len(shares):
             return 0.0, ""
         client = int(shares.argmax())
@@ -253,11 +304,13 @@ class SumHistory:
                     released = {}
                     for key, sums in entry["sums"].items():
                         names = tuple(map(str, sums["names"]))
-                        basis = np.array(sums["basis"], float).reshape(-1, len(names))
+                        weights = np.array(sums["weights"], float)
                         require(
-                            bool(np.isfinite(basis).all()), "a weight is not finite"
+                            bool(np.isfinite(weights).all()), "a weight is not finite"
                         )
-                        released[key] = ReleasedSums(names, basis)
+                        released[key] = ReleasedSums(
+                            names, weights.reshape(-1, len(names))
+                        )
                     members = frozenset(map(str, entry["members"]))
                     self._runs[run] = _Kept(
                         int(entry["round"]), released, int(entry["first"]), members
@@ -289,7 +342,7 @@ class SumHistory:
         """
         together = ReleasedSums()
         for sums in self._of(round, run).sums.values():
-            together = together.with_sums(sums.names, sums.basis)
+            together = together.with_sums(sums.names, sums.weights)
         return together
 
     def vectors(self, round: int, run: str = "") -> list[Any]:
@@ -348,7 +401,7 @@ class SumHistory:
         stored = {}
         for name, (last, released, first, remaining) in self._runs.items():
             content = {
-                key: {"names": sums.names, "basis": sums.basis.tolist()}
+                key: {"names": sums.names, "weights": sums.weights.tolist()}
                 for key, sums in released.items()
             }
             stored[name] = {

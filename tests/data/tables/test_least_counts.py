@@ -2,6 +2,8 @@
 from which it follows.
 """
 
+from itertools import product
+
 import numpy as np
 import polars as pl
 import pytest
@@ -72,9 +74,9 @@ def test_few_rows_of_a_category_are_counted_to_the_most_frequent(agreed):
     assert told.rare == told.count == 12 and not any(told.categories.values())
 
 
-@pytest.mark.parametrize("agreed", [None, ("a", "b", "c", "d", "e", "f")])
-def test_categories_that_must_have_rows_are_not_counted_together(agreed):
+def test_rare_categories_that_must_have_rows_are_not_counted_together():
     """Eight rows of two rare categories are four of each."""
+    agreed = None
     for rare in ({"b": 4, "c": 4}, {"b": 4, "c": 3}, {"b": 4, "c": 4, "d": 4}):
         cells = ["a"] * 20 + [name for name, rows in rare.items() for _ in range(rows)]
         told = ColumnSums.of(pl.Series(cells), "category", agreed)
@@ -83,6 +85,31 @@ def test_categories_that_must_have_rows_are_not_counted_together(agreed):
         assert told.count == 0 and told.missing == len(cells) - 20
     cells = ["a"] * 20 + ["b"] * 3 + ["c"] * 3 + ["d"] * 2
     assert ColumnSums.of(pl.Series(cells), "category", agreed).rare == 8
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_no_listed_category_follows_to_have_rows_or_none(count):
+    """Whatever is told of rare categories of a list, each may have no row, or four."""
+    names = [f"n{number}" for number in range(count)]
+    agreed = ("common", *names)
+    tables = {}
+    # A few rows of the common one and else gaps, or no or 30 gaps and else common rows.
+    rest = [(times, None) for times in range(MIN_ROWS)] + [
+        (0, "common"),
+        (30, "common"),
+    ]
+    for rare, (times, filler) in product(product(range(MIN_ROWS), repeat=count), rest):
+        cells = ["common" if filler is None else None] * times
+        for name, rows in zip(names, rare, strict=True):
+            cells += [name] * rows
+        cells += [filler] * (80 - len(cells))
+        told = ColumnSums.of(pl.Series(cells, dtype=pl.String), "category", agreed)
+        present = [cells.count(name) for name in names]
+        tables.setdefault(told.model_dump_json(), []).append(present)
+    assert len(tables) >= 3
+    for alike in tables.values():
+        assert np.min(alike, axis=0).max() == 0
+        assert np.max(alike, axis=0).min() == MIN_ROWS - 1
 
 
 CELLS = {

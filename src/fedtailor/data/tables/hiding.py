@@ -7,6 +7,7 @@ no gap, no category and no deviating value of a few rows.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -53,7 +54,12 @@ _UNIT = 1e-11
 """Of the largest number: a smaller difference is rounding."""
 
 
-def shown(values: pl.Series, kind: Kind, least: int = MIN_ROWS) -> pl.Series:
+def shown(
+    values: pl.Series,
+    kind: Kind,
+    least: int = MIN_ROWS,
+    listed: Sequence[str] = (),
+) -> pl.Series:
     """A column of the same length in which no group of fewer than `least` rows is left.
 
     * If fewer cells than that are filled, none is.
@@ -76,11 +82,12 @@ def shown(values: pl.Series, kind: Kind, least: int = MIN_ROWS) -> pl.Series:
         kind: kind of the column.
         least: the least rows of a group; 1 = all is shown, except that categories beyond
             `MAX_NAMES` are `RARE`.
+        listed: names that the receiver knows, of categories that may have rows or none.
     """
     if len(values) - values.null_count() < least:
         return values.clear(len(values))
     if kind == "category":
-        return _shown_categories(values, least)
+        return _shown_categories(values, least, listed)
     if kind == "boolean":
         return _shown_booleans(values, least)
     return _shown_numbers(values, least)
@@ -98,30 +105,33 @@ def counts_of(values: pl.Series) -> tuple[NDArray[Any], Int64[NDArray, " values"
     return distinct[order], rows[order].astype(np.int64)
 
 
-def _shown_categories(values: pl.Series, least: int) -> pl.Series:
+def _shown_categories(
+    values: pl.Series, least: int, listed: Sequence[str]
+) -> pl.Series:
     names, rows = counts_of(values)
+    empty = len(set(listed).difference(names.tolist()))
     is_named = (rows >= least) & (np.arange(len(rows)) < MAX_NAMES)
     if least > 1:
         is_named &= [len(name) <= MAX_NAME_LENGTH for name in names]
     largest = names[int(is_named.argmax())] if is_named.any() else RARE
     gaps = values.null_count()
-    if not is_named.any() and _tells_of_few(rows, least):
+    if not is_named.any() and _tells_of_few(rows, empty, least):
         return values.clear(len(values))
     if not is_named.all():
-        is_few = _tells_of_few(rows[~is_named], least)
+        is_few = _tells_of_few(rows[~is_named], empty, least)
         others = pl.Series(names[~is_named], dtype=pl.String)
         is_other = values.is_in(others.implode()).fill_null(False)
         values = values.set(is_other, largest if is_few else RARE)
     return values.fill_null(largest) if 0 < gaps < least else values
 
 
-def _tells_of_few(rows: Int64[NDArray, " names"], least: int) -> bool:
+def _tells_of_few(rows: Int64[NDArray, " names"], empty: int, least: int) -> bool:
     """Whether the rows of unnamed categories together say something about one of them.
 
     They do if they are few, or so many that each category must have some: four of each of
-    two, if these are eight.
+    two, if these are eight. So may `empty` further ones, as far as anybody knows.
     """
-    most = (least - 1) * (len(rows) - 1)
+    most = (least - 1) * (len(rows) + empty - 1)
     return rows.sum() < least or (rows.max() < least and rows.sum() > most)
 
 

@@ -73,7 +73,7 @@ class ColumnSums(BaseModel):
             least: the least rows of a group (see `hiding.shown`); 1 = sums of all rows as
                 they are, which do not leave this machine.
         """
-        cells = shown(values, kind, least)
+        cells = shown(values, kind, least, agreed or ())
         missing = cells.null_count()
         count = len(cells) - missing
         if kind == "category":

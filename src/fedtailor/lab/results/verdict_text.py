@@ -378,7 +378,7 @@ def _settling(experiment: StoredExperiment, scenario: str) -> str:
     is_table = index.scenarios[scenario].use == "table"
     if is_table and not fixed and not arguments.get("folds"):
         return (
-            f"To tell more: the same command with --folds {LEAST_FOLDS}, which tests every"
+            f"To tell more: the same command with --folds {LEAST_FOLDS}, so that every"
             f" row is tested ({minutes(LEAST_FOLDS)}), or more rows."
         )
     return f"To tell more: more seeds ({minutes(2 * seeds)} for {2 * seeds}), or more rows."

@@ -25,7 +25,13 @@ from fedtailor.aggregation.secure_sums import (
     clients_of_sums,
     unsafe_combination,
 )
-from fedtailor.aggregation.sum_shares import ReleasedSums, SumHistory, share_of
+from fedtailor.aggregation.sum_shares import (
+    LEAST_LENGTH,
+    ReleasedSums,
+    SumHistory,
+    others_lengths,
+    share_of,
+)
 from fedtailor.remote.sums.masks import (
     CIPHERTEXT_BYTES,
     KEY_BYTES,
@@ -54,11 +60,6 @@ MAX_WEIGHTS = 2**14
 """The largest number of weights in a request. Every client looks at all combinations of
 the sums, some of them with linear programs; this bounds the time to seconds (see
 `MAX_PROGRAMS`).
-"""
-
-LEAST_TOTAL = 2**-7
-"""The least total weight of the clients of a sum. With it each client's share of a tenth is
-many steps of `FixedPoint`, which has 2^31 of them.
 """
 
 
@@ -496,15 +497,6 @@ class SecureSumClient:
         # Its neighbours hide this client's vector, as their keys are theirs. Whether the
         # others in the list exist, the server alone says.
         hiding = [name in session.neighbours for name in session.columns]
-        # With small weights the parts of the others round to 0, and the sum is this
-        # client's vector.
-        totals = np.abs(weights).sum(axis=1)
-        refuse_unless(
-            not ((totals > 0) & (totals < LEAST_TOTAL)).any(),
-            Refusal.UNSAFE_SUM,
-            f"the weights of a sum, without lost clients, add up to {totals.min():.2g},"
-            f" and have to add up to {LEAST_TOTAL:.2g} or more",
-        )
         has_part = weights[:, session.columns.index(self._client)] != 0
         counts = [
             *clients_of_sums(weights[np.ix_(has_part, hiding)]),
@@ -528,15 +520,23 @@ class SecureSumClient:
         line = unsafe_combination(together, past=bool(session.earlier.names))
         refuse_unless(not line, Refusal.UNSAFE_SUM, line)
         if not all(hiding):
-            known = [name in session.neighbours for name in together.names]
-            own = sum(known[: together.names.index(self._client)])
-            share = share_of(together.basis[:, known], own, MAX_SHARE)
+            is_known = [name in session.neighbours for name in together.names]
+            known = together.weights[:, is_known]
+            own = sum(is_known[: together.names.index(self._client)])
+            share = share_of(known, own, MAX_SHARE)
             refuse_unless(
                 share <= MAX_SHARE,
                 Refusal.UNSAFE_SUM,
                 f"it would be {share:.0%} of a combination of these and earlier sums"
                 " over the clients whose keys it has, which would not hide its vector"
                 f" (at most {MAX_SHARE:.0%})",
+            )
+            refuse_unless(
+                others_lengths(known)[own] >= LEAST_LENGTH,
+                Refusal.UNSAFE_SUM,
+                "in a combination of these and earlier sums the parts of the other"
+                " clients whose keys it has are so small that they round to 0, and would"
+                " not hide its vector",
             )
         # A client that is not asked to unmask a sum does not learn whether it was
         # computed. So the sum counts from when the vector is sent.

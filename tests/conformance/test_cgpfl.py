@@ -336,6 +336,23 @@ def test_the_number_of_contexts():
         )
 
 
+def test_a_given_mu_weighs_distances_against_the_complexity():
+    """Two contexts lower the second term from 1 to 0, and raise the first one by
+    (sqrt(2) - 1) sqrt(d / m log(e m / d)).
+    """
+    models = np.array([[1.0], [1.0], [-1.0], [-1.0]])
+    d, m = 5.0, 40.0
+    rise = (np.sqrt(2) - 1) * np.sqrt(d / m * np.log(np.e * m / d))
+    for share, expected in [(0.99, 1), (1.01, 2)]:
+        method = CGPFLHeur(mu=share * rise, complexity=d)
+        assert method._number(models, np.full(4, 10)) == expected
+    # A complexity above m counts as m.
+    rise = np.sqrt(2) - 1
+    for share, expected in [(0.99, 1), (1.01, 2)]:
+        method = CGPFLHeur(mu=share * rise, complexity=100.0)
+        assert method._number(models, np.full(4, 10)) == expected
+
+
 @pytest.mark.parametrize("clients", [6, 10, 16])
 def test_without_clusters_there_is_one_context_whatever_the_scale_of_the_models(
     clients,

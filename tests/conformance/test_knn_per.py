@@ -20,6 +20,7 @@ from conformance.problems import (
 )
 from fedtailor import models
 from fedtailor.algorithms import FedAvg, KNNPer
+from fedtailor.algorithms.knn_per import NearestNeighbors
 from fedtailor.engine.client.losses import outputs
 from fedtailor.protocol import SGD, Batch
 
@@ -89,6 +90,42 @@ def test_with_lambda_1_it_is_scikit_learns_neighbours(k, scale, sizes):
             np.testing.assert_allclose(
                 np.exp(outputs(model, predictor)(jnp.asarray(test))), expected, **EXACT
             )
+
+
+@pytest.mark.parametrize("logits", [False, True])
+def test_the_nearest_of_the_held_examples_vote(logits):
+    """By loops over examples; rows of padding are as near as can be."""
+    rng = np.random.default_rng(0)
+    features, z = rng.normal(size=(40, 3)), rng.normal(size=(20, 3))
+    features[30:] = z[:10]
+    labels, held = rng.integers(0, 3, 40), np.arange(40) < 30
+    scores = rng.normal(size=(20, 3))
+    votes = np.zeros((20, 3))
+    for row, one in zip(votes, z, strict=True):
+        distances = np.linalg.norm(features[held] - one, axis=1)
+        for neighbor in np.argsort(distances)[:4]:
+            row[labels[neighbor]] += np.exp(-distances[neighbor] / 0.5)
+    expected = votes / votes.sum(axis=1, keepdims=True)
+    with float64():
+        predictor = NearestNeighbors(
+            model=jnp.zeros(1),
+            features=jnp.asarray(features),
+            labels=jnp.asarray(labels),
+            held=jnp.asarray(held),
+            share=jnp.asarray(0.3),
+            scale=jnp.asarray(0.5),
+            k=4,
+            logits=logits,
+        )
+        found = predictor.probabilities(jnp.asarray(z), 3)
+        np.testing.assert_allclose(found, expected, **EXACT)
+        mixed = predictor.combine(found, jnp.asarray(scores), predictor.share)
+        if logits:
+            expected = 0.3 * expected + 0.7 * scores
+        else:
+            shares = np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
+            expected = np.log(0.3 * expected + 0.7 * shares)
+        np.testing.assert_allclose(mixed, expected, **EXACT)
 
 
 def test_probabilities_are_mixed_or_logits():

@@ -191,6 +191,28 @@ def test_one_group_is_fedavg_at_no_more_than_the_cost_of_the_probes(kind, stream
     )
 
 
+def test_the_server_asks_until_20_rounds_are_over():
+    server = WarmUp(
+        initial=jnp.zeros(2),
+        ids=np.arange(3),
+        sizes=np.full(3, 5),
+        rounds=0,
+        asked=np.zeros((0, 2)),
+        best=0.0,
+        groups=np.zeros(3, int),
+        streams=None,
+        stands=False,
+        sketch=None,
+        fresh=False,
+    )
+    for rounds in range(23):
+        before = server.replace(rounds=rounds)
+        assert before.asks == (rounds in ASKED_AFTER or rounds > 20)
+        # All clients answered a probe at this model.
+        after = before.replace(asked=np.array([[rounds, 0.0]]), fresh=True)
+        assert not after.asks and after.is_over == (rounds >= 20)
+
+
 def test_candidates_of_a_batch_start_where_the_warm_up_ends():
     with float64():
         federation = classification(clients=8, sizes=[20] * 8, val=10)

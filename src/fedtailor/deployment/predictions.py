@@ -409,7 +409,7 @@ def _columns_of_threshold(
     Args:
         threshold: the log-odds from which on the second class is predicted.
         outputs: of the model, before a temperature.
-        temperature: by which the log-odds of the written probabilities are divided.
+        temperature: the divisor of the log-odds of the written probabilities.
         decode: converts class numbers to labels.
         columns: those of predictions without a threshold.
     """

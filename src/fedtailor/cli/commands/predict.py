@@ -69,6 +69,7 @@ def predict(arguments: list[str]) -> int:
         calibration_at,
         notes,
         statement_of_final,
+        unweighted_note,
     )
     from fedtailor.deployment.opening import models_at
     from fedtailor.deployment.predictions import predictions
@@ -95,6 +96,9 @@ def predict(arguments: list[str]) -> int:
             times=options.times,
             keep=options.keep,
         )
+    used = next(iter(models.values())).preprocessing
+    if is_calibrated and used is not None and used.weight is not None:
+        say_status(unweighted_note(used.weight))
     if options.coverage is not None and calibration is not None:
         if statement := statement_of_final(options.run):
             say_status(statement)

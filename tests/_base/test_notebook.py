@@ -129,6 +129,11 @@ def test_what_cannot_be_drawn_is_said(runs):
         ft.plot.by_client(runs, split="val")
     with pytest.raises(ValueError, match="there is no run to draw"):
         ft.plot.by_round({})
+    names = "a", "b", "c"
+    data = SimpleNamespace(names=names)
+    other = SimpleNamespace(executor=SimpleNamespace(data=data))
+    with pytest.raises(ValueError, match="the clients of both runs differ"):
+        ft.plot.beside(runs["alone"], other)
 
 
 def test_figures_can_be_saved(runs, tmp_path, monkeypatch):

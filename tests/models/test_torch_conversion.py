@@ -467,6 +467,9 @@ OF_VECTORS = {
     "cosine": lambda x: functional.cosine_similarity(x, x.flip(1))[:, None],
     "pixel shuffle": lambda x: functional.pixel_shuffle(x.view(-1, 4, 2, 2), 2),
     "pixel unshuffle": lambda x: functional.pixel_unshuffle(images(x), 2),
+    "groups": lambda x: functional.conv2d(
+        x.view(-1, 4, 2, 2), torch.ones(6, 2, 2, 2), None, 1, 1, 1, 2
+    ),
     "transposed": lambda x: functional.conv_transpose2d(
         x.view(-1, 4, 2, 2), torch.ones(4, 2, 3, 3), None, 2, 1, 1, 2
     ),
@@ -540,6 +543,20 @@ def test_dropout_and_noise_draw_anew_in_every_step():
     one, two = (model.logits(theta, x, jax.random.key(key)) for key in (0, 1))
     assert not np.allclose(one, two)
     np.testing.assert_array_equal(model.logits(theta, x), model.logits(theta, x))
+
+
+def test_recurrent_layers_are_pytorch_s():
+    """Two layers in both directions: the conversion checks itself."""
+
+    class Both(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rnn = nn.RNN(2, 3, 2, batch_first=True, bidirectional=True)
+
+        def forward(self, x):
+            return self.rnn(x)[0][:, -1]
+
+    models.from_torch(Both, torch.zeros(1, 2, 2))
 
 
 def test_shapes_of_a_recurrent_layer_do_not_take_a_pass_over_its_sequence(monkeypatch):

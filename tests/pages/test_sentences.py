@@ -331,7 +331,8 @@ TESTED = {
             "test_scores_are_of_the_rows_that_were_agreed_to",
         ),
         "| its work, private steps |": (
-            "test_wrong_answers_are_refused_in_a_line_that_says_why",
+            "test_work_has_a_range",
+            "test_private_steps_have_a_range",
         ),
         "| its number of rows |": ("test_impossible_numbers_of_rows_are_not_believed",),
         "The coordinator checks every answer": (

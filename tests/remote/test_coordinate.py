@@ -14,6 +14,7 @@ from fedtailor.deployment import open_run
 from fedtailor.engine.storage.run_directory import METRICS, SUMMARY
 from fedtailor.engine.training import Callback
 from fedtailor.remote.job.examples import federation_from_rows, split_client_rows
+from fedtailor.remote.job.job import read_job
 from fedtailor.remote.server.coordinate import coordinate
 from fedtailor.remote.server.rounds import RemoteTraining
 from fedtailor.remote.wire.messages import decode_reply, decode_request
@@ -192,6 +193,20 @@ def test_a_round_with_too_few_clients_is_asked_again(tmp_path, no_pause, lines):
         if name == "d" and request.task == "client" and request.round == 0
     ][:2]
     assert (first.exchange, first.state_round) == (again.exchange, again.state_round)
+
+
+@pytest.mark.parametrize("minimum", [2, 4])
+def test_secure_sums_say_that_they_need_all_where_fewer_would_do(
+    tmp_path, lines, minimum
+):
+    rest = "[privacy]\nsecure_aggregation = true"
+    clients = Clients(tmp_path / "wards", 1, method="fedavg", rest=rest)
+    text = clients.path.read_text()
+    clients.path.write_text(text.replace("minimum = 2", f"minimum = {minimum}"))
+    clients.job = read_job(clients.path)
+    clients.train(NAMES)
+    needs = "each round needs the answers of all 4 clients"
+    assert sum(needs in line for line in lines) == (minimum < 4)
 
 
 def test_waiting_for_clients_has_an_end(tmp_path, no_pause):

@@ -1,6 +1,7 @@
 """Which norms of changes are believed: closed forms, and honest clients of all kinds."""
 
 import math
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -11,13 +12,16 @@ from fedtailor.aggregation.pipelines import Cast, Clip, GaussianNoise, Quantize,
 from fedtailor.aggregation.pipelines.quantize import restored, rounded
 from fedtailor.aggregation.pipelines.top_k import largest
 from fedtailor.models.metrics import Metric
-from fedtailor.protocol import Transform
+from fedtailor.protocol import PRIVATE_STEPS, Transform
 from fedtailor.remote.server.update_check import (
     ALONE_FACTOR,
+    UpdateCheck,
     bound_of,
     check_scores,
     largest_usual_norm,
 )
+from fedtailor.remote.wire.messages import check_arrays
+from fedtailor.remote.wire.wire import WORK, WORK_SPEC
 
 
 @pytest.mark.parametrize("received", [0.0, 1.0, 40.0])
@@ -140,3 +144,37 @@ def test_scores_are_of_the_rows_that_were_agreed_to():
         check_scores(scores(7), accuracy, {"test": 12})
     with pytest.raises(ValueError, match="accuracy on the split 'test' is 20833,"):
         check_scores(scores(208330), accuracy, {"test": 10})
+
+
+@pytest.mark.parametrize(
+    ("least", "most", "is_refused"),
+    [(0, 2**40, False), (-1, 5, True), (5, 2**40 + 1, True)],
+)
+def test_work_has_a_range(least, most, is_refused):
+    arrays = {WORK: np.array([least, most])}
+    if not is_refused:
+        check_arrays(arrays, {WORK: WORK_SPEC})
+        return
+    with pytest.raises(ValueError, match="not between 0 and 1099511627776"):
+        check_arrays(arrays, {WORK: WORK_SPEC})
+
+
+@pytest.mark.parametrize(
+    ("steps", "is_refused"), [(10**6, False), (-1, True), (10**6 + 1, True)]
+)
+def test_private_steps_have_a_range(steps, is_refused):
+    exchange = SimpleNamespace(
+        cohort=SimpleNamespace(
+            clients=SimpleNamespace(sizes=np.array([30])), rows=np.array([0])
+        ),
+        downlink=SimpleNamespace(streams={}),
+        algorithm=SimpleNamespace(ranges=lambda size: {}),
+        task="client",
+    )
+    update = {PRIVATE_STEPS: np.array(steps, np.int32)}
+    check = UpdateCheck(())
+    if not is_refused:
+        check._check_numbers(exchange, 0, update)
+        return
+    (line,) = check.refuse(exchange, {0: update}).values()
+    assert "which is between 0 and 1e+06" in line

@@ -8,6 +8,7 @@ import pickle
 import struct
 import sys
 import tracemalloc
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from fedtailor.data.datasets import (
     mnist,
     sent140,
 )
+from fedtailor.data.datasets.download import sha256
 from fedtailor.data.datasets.idx import read_idx, read_labelled
 from fedtailor.data.federation import Natural, from_partition
 
@@ -463,6 +465,29 @@ def test_a_pipe_in_leafs_place_is_not_waited_for(data_dir):
     os.mkfifo(data_dir / "femnist/train/a.json")
     with pytest.raises(ValueError, match=r"a\.json is not a regular file"):
         femnist()
+
+
+def test_the_femnist_subset_leaves_out_images_with_two_labels(data_dir, monkeypatch):
+    path = data_dir / "femnist/femnist_leaf_subset.npz"
+    path.parent.mkdir(parents=True)
+    x = np.random.default_rng(0).integers(0, 256, (5, 28, 28)).astype(np.uint8)
+    np.savez(
+        path,
+        x=x,
+        y=np.array([10, 1, 2, 3, 61]),
+        writer=np.array([1, 0, 0, 1, 1]),
+        writer_name=np.array(["f1", "f2"]),
+        is_test=np.array([0, 0, 1, 0, 1]),
+        dup=np.array([0, 1, 0, 1, 0]),
+    )
+    module = importlib.import_module(femnist.__module__)
+    published = replace(module._SUBSET, hashes={path.name: sha256(path)})
+    monkeypatch.setattr(module, "_SUBSET", published)
+    data = femnist()
+    np.testing.assert_array_equal(data.x, x[[0, 2, 4]])
+    assert data.y.tolist() == [10, 2, 61]
+    assert data.client is not None and data.client.tolist() == ["f2", "f1", "f2"]
+    assert data.test is not None and data.test.tolist() == [False, True, True]
 
 
 def test_a_truncated_femnist_subset_is_refused(data_dir):

@@ -101,3 +101,23 @@ def test_many_reasons_make_few_sentences():
     )
     about = [note for note in table.notes if "left out" in note]
     assert len(about) == 1 and "and 26 more" in about[0] and table.x.shape == (60, 32)
+
+
+def test_a_running_number_is_known_by_its_range_whatever_its_name():
+    """Numbers that differ in all rows: whole ones with few gaps are no inputs."""
+    rows = np.random.default_rng(0).permutation(N)
+    columns = {"dense": rows + 1000, "sparse": 3 * rows, "halves": rows / 2}
+
+    def inputs(count):
+        frame = pl.DataFrame(
+            {
+                "site": [f"s{n % 3}" for n in range(count)],
+                **{name: values[:count] for name, values in columns.items()},
+                "y": [n % 2 for n in rows[:count]],
+            }
+        )
+        return from_table(frame, **ROLES, val=0, test=0.2).preprocessing.inputs
+
+    assert inputs(N) == ("sparse", "halves")
+    # In few rows all values may differ by chance.
+    assert inputs(20) == ("dense", "sparse", "halves")

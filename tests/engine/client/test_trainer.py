@@ -2,7 +2,9 @@
 
 from collections.abc import Callable
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from conformance.problems import classification, softmax_model, train
@@ -59,3 +61,26 @@ def test_every_pass_of_a_loop_inside_of_a_step_is_counted(debug):
         OwnStep(step=counted), federation, softmax_model("float32"), 1, debug=debug
     )
     assert training.ledger.frame()["gradients"].sum() == 2 * 4 * (1 + 3)
+
+
+@hyperparameters
+class LossAsModel(FedAvg):
+    """`FedAvg` whose clients answer with the loss of what they received."""
+
+    def client(self, state, inbox, local):
+        theta = inbox.only("model")
+        return state, {"model": 0 * theta + local.loss(theta)}
+
+
+@pytest.mark.parametrize("rows", [1, 9])
+def test_a_loss_is_the_mean_over_all_rows_however_few(rows):
+    federation, model = (
+        classification(clients=1, sizes=[rows]),
+        softmax_model("float32"),
+    )
+    start = train(LossAsModel(), federation, model, 0).server.model[0]
+    found = train(LossAsModel(), federation, model, 1).server.model
+    x, y = federation.client(0).train
+    logits = model.logits(model.params(start), jnp.asarray(x, jnp.float32))
+    losses = -jax.nn.log_softmax(logits)[jnp.arange(rows), jnp.asarray(y)]
+    np.testing.assert_allclose(found, losses.mean(), rtol=1e-6)

@@ -9,6 +9,7 @@ from conformance.examples import without_adapters
 from conformance.normal import Normal
 from fedtailor.algorithms import UCFL
 from fedtailor.algorithms.helpers.warm_up import WarmUp
+from fedtailor.data.federation import byzantine_clients
 from fedtailor.engine.runs import run, simulate
 from fedtailor.lab.scenarios import digits, find
 from fedtailor.protocol import Algorithm
@@ -26,6 +27,37 @@ def test_federations_are_as_described(name):
     else:
         np.testing.assert_array_equal(np.bincount(federation.groups), [5, 5, 5, 5])
         assert set(federation.train.sizes) <= {70, 71, 72, 73, 74}
+
+
+@pytest.mark.parametrize(
+    "attack", ["flip-labels", "random-labels", "back-door", "none"]
+)
+def test_a_fifth_of_the_clients_train_on_the_attack_that_was_asked_for(attack):
+    honest = find("digits-label-shift").build(0, alpha=1.0)
+    given = find("digits-byzantine").build(0, attack=attack)
+    is_byzantine = byzantine_clients(honest.ids, 0.2, seed=0)
+    assert is_byzantine.sum() == 4
+    for client, (true, told) in enumerate(zip(honest, given, strict=True)):
+        for found, expected in zip(told.test, true.test, strict=True):
+            np.testing.assert_array_equal(found, expected)
+        same_x = (told.train.x == true.train.x).all(axis=(1, 2))
+        same_y = told.train.y == true.train.y
+        if attack == "none" or not is_byzantine[client]:
+            assert same_x.all() and same_y.all()
+        elif attack == "back-door":
+            # Half of all Byzantine clients' examples together.
+            assert 0.3 < same_x.mean() < 0.7
+            assert (told.train.y[~same_x] == 0).all() and same_y[same_x].all()
+        elif attack == "flip-labels":
+            assert same_x.all()
+            np.testing.assert_array_equal(told.train.y, 9 - true.train.y)
+        else:
+            assert same_x.all() and same_y.mean() < 0.4
+
+
+def test_an_unknown_attack_is_refused():
+    with pytest.raises(ValueError, match="attack"):
+        find("digits-byzantine").build(0, attack="flip")
 
 
 @pytest.mark.parametrize("seed", range(5))

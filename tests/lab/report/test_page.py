@@ -4,6 +4,7 @@ mistakes end.
 
 import base64
 import json
+import math
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -365,6 +366,30 @@ def test_calibration_is_shown_though_nobody_asked_for_it(tmp_path):
     regression = StoredRun(first)
     regression.rows.drop("confidence", "correct").write_parquet(first / ROWS)
     assert calibration({"Local": [StoredRun(first)]}) == []
+
+
+def test_metrics_of_calibration_that_were_asked_for_are_those_of_the_last_round(
+    tmp_path,
+):
+    columns = ("round", "client", "unseen", "split", "metric", "value")
+    lasts = (0.2, 0.4)
+    for seed, last in enumerate(lasts):
+        write_rows(tmp_path / f"{seed}", [0.85] * 30, [True] * 30)
+        lines = [
+            (1, "a", False, "test", "brier", 0.9),
+            (2, "a", False, "test", "brier", last - 0.1),
+            (2, "b", False, "test", "brier", last + 0.1),
+            (2, "c", True, "test", "brier", 7.0),
+            (2, "a", False, "val", "brier", 8.0),
+            (1, "a", False, "test", "log_loss", math.nan),
+        ]
+        frame = pl.DataFrame(lines, columns, orient="row")
+        frame.write_parquet(tmp_path / f"{seed}" / METRICS)
+    runs = {"Local": [StoredRun(tmp_path / f"{seed}") for seed in range(2)]}
+    (section,) = calibration(runs)
+    ((label, brier, log_loss),) = section.tables[-1].rows
+    assert label == "Local" and log_loss == "-"
+    assert brier.mean == pytest.approx(np.mean(lasts))
 
 
 def test_the_command(results, capsys, tmp_path):

@@ -32,6 +32,7 @@ from fedtailor.lab.results.verdict_text import (
     candidates_of,
     next_of,
     sharing_sentences,
+    subject_of,
     summary_of,
     worse_warnings,
 )
@@ -169,6 +170,30 @@ def test_the_answer_comes_first_then_evidence_candidates_and_clients(tmp_path, c
     assert len(tables) > 5 and max(map(len, tables)) <= 80
     evidence = " ".join([decision.verdict.answer, *decision.verdict.evidence])
     assert "client" not in evidence
+
+
+@pytest.mark.parametrize(
+    ("seeds", "arguments", "told"),
+    [
+        (range(5), {"folds": 5}, "5 folds, so that every row is tested"),
+        (range(10), {"folds": 5}, "5 folds, 2 times, so that every row is tested"),
+        (range(2), {"folds": 5}, "2 of 5 folds"),
+        # Seeds 4 and 9 test the last fold of two divisions.
+        ((0, 1, 2, 4, 9), {"folds": 5}, "5 splits, each tested on one of 5 folds"),
+        (range(7), {"folds": 5}, "7 splits, each tested on one of 5 folds"),
+        ((0,), {"split": "part"}, "one split, 1 seed"),
+        (range(3), {"time": "day"}, "one split, 3 seeds"),
+        ((0,), {}, "1 random split"),
+        (range(3), {}, "3 random splits"),
+    ],
+)
+def test_the_line_of_evidence_ends_with_the_splits(seeds, arguments, told):
+    scenario = SimpleNamespace(arguments=arguments)
+    index = SimpleNamespace(seeds=seeds, scenarios={"shift": scenario})
+    experiment = SimpleNamespace(index=index, baselines={"shift": []})
+    nouns = Nouns("site", "sites")
+    line = subject_of(experiment, "shift", 3, nouns, "accuracy")
+    assert line.endswith(f"mean over 3 sites, {told}")
 
 
 def test_the_table_says_of_every_gain_how_sure_it_is(tmp_path):

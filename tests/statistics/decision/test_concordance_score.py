@@ -93,7 +93,8 @@ def test_where_there_is_no_gain_few_are_found():
 
 def test_events_before_all_others_are_ranked_as_two_classes_are():
     """All events are at time 1, all others are censored at 2: the pairs are those of an
-    area under the ROC curve, and so are the metric and the least variance.
+    area under the ROC curve, and so are the metric, what each event adds to it, and the
+    least variance.
     """
     seen, kept = 7, 5
     scores = np.random.default_rng(6).normal(size=seen + kept)
@@ -101,6 +102,11 @@ def test_events_before_all_others_are_ranked_as_two_classes_are():
     classes = np.array([1.0] * seen + [0.0] * kept)
     index, area = SCORE, SCORES["roc_auc"]
     assert index.value(scores, times) == pytest.approx(area.value(scores, classes))
+    (_, added), (_, expected) = index.worth(scores, times), area.worth(scores, classes)
+    np.testing.assert_allclose(added[:seen], expected[:seen], rtol=1e-12)
+    # An area corrects each class by its own count, the C-index all rows by the events'.
+    ratio = np.sqrt(seen / (seen - 1) * (kept - 1) / kept)
+    np.testing.assert_allclose(added[seen:], ratio * expected[seen:], rtol=1e-12)
     least = 2 / (kept**2 * (seen + 1) * (seen + 2))
     least += 2 / (seen**2 * (kept + 1) * (kept + 2))
     assert area.least_variance(classes) == pytest.approx(least, rel=1e-12)

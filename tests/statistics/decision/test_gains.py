@@ -9,6 +9,7 @@ from scipy import stats
 from sklearn.metrics import r2_score, roc_auc_score
 
 from fedtailor.statistics.decision import client_gains, hierarchical, holm, shrink
+from fedtailor.statistics.decision.paired import PairedRows, seed_variance
 
 KINDS = {"accuracy": "correct", "loss": "loss", "rmse": "squared_error"}
 
@@ -410,3 +411,34 @@ def test_shrunken_gains_have_intervals_that_hold(mean, deviation):
         wrong.append(((low > 0) & (truth <= 0)) | ((high < 0) & (truth >= 0)))
     assert np.mean(covered) > 0.91
     assert np.mean(wrong) < 0.025
+
+
+def of_seeds(differences):
+    """A comparison in these seeds, whose rows explain nothing."""
+    seeds = len(differences)
+    return PairedRows(
+        values=differences,
+        base_values=np.zeros(seeds),
+        differences=differences,
+        center=float(differences.mean()),
+        row_variance=0.0,
+        degrees=9,
+        in_seed=0.0,
+        between_seeds=0.0,
+        overlap=1.0,
+        rows=10,
+        seeds=np.arange(seeds),
+    )
+
+
+def test_what_seeds_add_has_the_degrees_of_a_table_of_clients_and_seeds():
+    rng = np.random.default_rng(0)
+    clients = [of_seeds(rng.normal(size=seeds)) for seeds in (4, 4, 3)]
+    found = seed_variance(clients)
+    assert (found.common_degrees, found.own_degrees) == (3, 3 + 3 + 2 - 3)
+    # What a single client has of its own is not told from what all have.
+    alone = seed_variance(clients[:1])
+    expected = clients[0].differences.var(ddof=1) / 4
+    ((variance, degrees),) = alone.components(0)
+    assert degrees == 3
+    np.testing.assert_allclose(variance, expected, rtol=1e-10)

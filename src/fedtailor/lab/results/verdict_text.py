@@ -1,5 +1,6 @@
 """The sentences of a verdict: the answer first, then the evidence, then caveats."""
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -88,10 +89,14 @@ def _splits(experiment: StoredExperiment, arguments: Mapping[str, Any]) -> str:
     """The splits of all seeds: "3 random splits", "5 folds"."""
     seeds, folds = len(experiment.index.seeds), arguments.get("folds")
     if folds:
-        if seeds % folds:
+        # Each `folds` seeds from a multiple of `folds` on test the folds of one division.
+        divisions = Counter(seed // folds for seed in experiment.index.seeds)
+        if all(count == folds for count in divisions.values()):
+            many = "" if len(divisions) == 1 else f", {len(divisions)} times"
+            return f"{folds} folds{many}, so that every row is tested"
+        if len(divisions) == 1:
             return f"{seeds} of {folds} folds"
-        many = "" if seeds == folds else f", {seeds // folds} times"
-        return f"{folds} folds{many}, so that every row is tested"
+        return f"{seeds} splits, each tested on one of {folds} folds"
     many = "s" if seeds > 1 else ""
     if arguments.get("split") or arguments.get("time"):
         return f"one split, {seeds} seed{many}"

@@ -181,7 +181,8 @@ class UpdateCheck:
                 continue
             low, high = ranges[kind]
             smallest, largest = float(array.min()), float(array.max())
-            tolerance = 1e-6 * max(abs(low), abs(high)) if np.isfinite(high) else 0.0
+            is_rounded = is_float(array) and np.isfinite(high)
+            tolerance = 1e-6 * max(abs(low), abs(high)) if is_rounded else 0.0
             require(
                 low - tolerance <= smallest and largest <= high + tolerance,
                 f"it sent {smallest if smallest < low else largest:g} as {kind!r}, which"

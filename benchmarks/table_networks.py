@@ -5,9 +5,10 @@
 For each table, FedAvg, Ditto and Local are compared with `--model mlp` (32 hidden units)
 and `--model periodic_mlp` by `fedtailor compare`, on three splits, each method with the
 learning rate that is best on validation rows (the same first rates and the same bracket for
-both networks). It prints the mean of both on validation and on test rows, the gain of the
-periodic network on test rows with its 95 % interval (the same clients and splits), and the
-processor time of both comparisons.
+both networks), until trainings have converged or for `--rounds`, on all clients or the first
+`--clients` of each table. It prints the mean of both on validation and on test rows, the
+gain of the periodic network on test rows with its 95 % interval (the same clients and
+splits), and the processor time of both comparisons.
 
 Tables come from the folder of real data (`FEDTAILOR_DATA`), from the unpacked Python
 package pydataset, named with --packages (produc), and from a seed (waves).
@@ -52,11 +53,17 @@ def waves(packages):
 def compared(path, options, model, out):
     """Compare the methods with a network.
 
+    Args:
+        path: the table.
+        options: of `compare`.
+        model: the network.
+        out: the folder of results.
+
     Returns:
         The stored experiment, and the processor seconds of the comparison.
     """
     command = [sys.executable, "-m", "fedtailor", "compare", str(path)]
-    command += [*options.split(), "--algorithms", *METHODS, "--baselines"]
+    command += [*options, "--algorithms", *METHODS, "--baselines"]
     command += ["--seeds", "0", "1", "2", "--model", model, "--out", str(out)]
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(command, check=True, capture_output=True)
@@ -66,10 +73,17 @@ def compared(path, options, model, out):
     return experiment, seconds
 
 
-def measure(name, out, packages):
+def measure(name, arguments):
     """One table: values of both networks, and the gains of the periodic one."""
-    frame, options = {**TABLES, "waves": waves}[name](packages)
+    frame, text = {**TABLES, "waves": waves}[name](arguments.packages)
+    options, out = text.split(), arguments.out
     path = out / f"{name}.csv"
+    if arguments.clients is not None:
+        column = options[options.index("--client") + 1]
+        first = frame[column].unique(maintain_order=True)[: arguments.clients]
+        frame = frame.filter(pl.col(column).is_in(first.implode()))
+    if arguments.rounds is not None:
+        options += ["--rounds", str(arguments.rounds)]
     frame.write_csv(path)
     tested, validated, seconds = {}, {}, {}
     for model in MODELS:
@@ -89,9 +103,10 @@ def measure(name, out, packages):
             "table": name,
             "clients": tests.values[plain].shape[1],
             "rows": len(frame),
+            "rounds": arguments.rounds or "until converged",
             "method": method,
             "validation": [validated[plain], validated[periodic]],
-            "test": [float(tests.mean(plain)), float(tests.mean(periodic))],
+            "test": [tests.value(plain), tests.value(periodic)],
             "gain": [gain.estimate, gain.low, gain.high],
             "verdict": gain.verdict,
             "seconds": [round(seconds[model], 1) for model in MODELS],
@@ -105,12 +120,14 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("tables", nargs="*", metavar="TABLE")
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--clients", type=int)
+    parser.add_argument("--rounds", type=int)
     parser.add_argument("--packages", type=Path, default=Path("packages"))
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     rows = []
     for name in arguments.tables or ("heart", "exam", "math", "produc", "waves"):
-        rows += measure(name, arguments.out, arguments.packages)
+        rows += measure(name, arguments)
         content = {"machine": machine("jax"), "rows": rows}
         (arguments.out / "table-networks.json").write_text(
             json.dumps(content, indent=1)

@@ -196,6 +196,35 @@ def measure(name: str, out: Path) -> None:
     print(json.dumps(result, indent=1), flush=True)
 
 
+SHOWN = (
+    *("trees-alone", "trees-pooled", "trees-pooled-client"),
+    *("lightgbm-alone", "lightgbm-pooled-client", "mixed"),
+)
+"""Means with a column of their own, beside what is handed over and the best of all."""
+
+
+def markdown(found: list[dict[str, Any]]) -> str:
+    """The table of docs/statistics.md."""
+    heads = ["table", "handed over", "best of all others", "its gain, standard error"]
+    heads += [*SHOWN, "wall, s", "processor, s"]
+    lines = [heads, ["---"] * len(heads)]
+    for it in found:
+        means, best = it["means"], it["best other"]
+        size = f"{it['clients']} clients, {it['rows']:,} rows, {it['metric']}"
+        lines.append(
+            [
+                f"{it['table']}, {size}",
+                f"{it['handed over']} {means[it['handed over']]}",
+                f"{best} {means[best]}",
+                f"{it['its gain']:+.3f}, {it['standard error']:.3f}",
+                *(means.get(name, "-") for name in SHOWN),
+                f"{it['wall_s']:.0f}",
+                f"{it['processor_s']:.0f}",
+            ]
+        )
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     names = ", ".join(TABLES)
@@ -208,3 +237,5 @@ if __name__ == "__main__":
     chosen.out.mkdir(parents=True, exist_ok=True)
     for one in chosen.tables or TABLES:
         measure(one, chosen.out)
+    paths = [chosen.out / f"{one}.json" for one in TABLES]
+    print(markdown([json.loads(it.read_text()) for it in paths if it.exists()]))

@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.spatial.distance import pdist, squareform
 from sklearn.metrics import silhouette_score
 
+from fedtailor.aggregation import clusters
 from fedtailor.aggregation.clusters import (
     choose_streams,
     costs_of_models,
@@ -258,3 +260,18 @@ def test_matching_has_minimum_cost(seed, new, more):
 def test_matching_refuses_more_new_than_old():
     with pytest.raises(ValueError, match="3"):
         match(np.zeros((3, 2)))
+
+
+def test_copies_of_rows_are_left_out_of_the_distances_and_change_nothing():
+    rng = np.random.default_rng(0)
+    few = rng.random((6, 5))
+    few[4] = few[1] + 1e-13  # the same point, but no copy
+    rows = few[[3, 1, 1, 0, 4, 3, 5, 2, 4]]
+    found = clusters._distinct_rows(rows)
+    tolerance = 1e-9 * clusters._larger_norm(rows)
+    of_all = clusters._DistinctPoints(squareform(pdist(rows, "sqeuclidean")), tolerance)
+    assert len(found.squared) == 5
+    for name in ("point_of_row", "squared", "multiplicity"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(of_all, name))
+    alike = np.ones((3000, 3000))
+    assert clusters.k_means(alike, 3)[0].max() == 0

@@ -280,8 +280,15 @@ def _distinct_rows(rows: NDArray[np.float64]) -> _DistinctPoints:
         bool(is_finite.all()),
         f"row {np.argmin(is_finite)} is not finite; rows of weights are finite numbers",
     )
-    squared = squareform(pdist(rows, "sqeuclidean"))
-    return _DistinctPoints(squared, tolerance=1e-9 * _larger_norm(rows))
+    # Distances of m rows of m numbers take m^3 steps. Where weights are the same for many
+    # clients, most rows are copies.
+    _, first, copy = np.unique(rows, axis=0, return_index=True, return_inverse=True)
+    originals = rows[np.sort(first)]
+    squared = squareform(pdist(originals, "sqeuclidean"))
+    points = _DistinctPoints(squared, tolerance=1e-9 * _larger_norm(originals))
+    points.point_of_row = points.point_of_row[number_by_first_member(copy.ravel())]
+    points.multiplicity = np.bincount(points.point_of_row).astype(np.float64)
+    return points
 
 
 def _distinct_models(models: RowMatrix) -> _DistinctPoints:

@@ -24,6 +24,7 @@ from fedtailor.deployment.calibration import (
 )
 from fedtailor.deployment.data import is_of_machines
 from fedtailor.deployment.opening import OpenedRun
+from fedtailor.deployment.thresholds import card_thresholds
 from fedtailor.engine.storage import Damaged
 from fedtailor.engine.storage.final_models import RECORD, RUNS, read_final
 from fedtailor.engine.storage.run_files import ANSWERS, read_answers
@@ -70,6 +71,11 @@ def model_card(run: OpenedRun, client: str) -> str:
         ["## Preprocessing", "", *_preprocessing(run.preprocessing)],
         ["## Measurements", "", *_measurements(run, client, row)],
         ["## Sets and calibration", "", *_sets(run, client)],
+        *(
+            [["## Thresholds", "", *lines]]
+            if (lines := _thresholds(run, client))
+            else []
+        ),
         ["## Membership", "", *_membership(run, client)],
         ["## Method", "", *_method(run)],
         ["## What was shared", "", *_shared_data(run, client, row)],
@@ -402,6 +408,13 @@ def _sets(run: OpenedRun, client: str) -> Iterator[str]:
             f"Temperature (`predict --calibrated`): {known.temperature:.2f}; above 1 the"
             f" model was too sure of itself on its {rows_of_source}, below 1 too unsure."
         )
+
+
+def _thresholds(run: OpenedRun, client: str) -> list[str]:
+    """Thresholds of this client; none where there are none (`predict --threshold` says
+    why).
+    """
+    return [] if _final_of(run) is not None else card_thresholds(run, client)
 
 
 def _final_of(run: OpenedRun) -> Path | None:

@@ -21,6 +21,7 @@ from fedtailor.data.tables.reading import read
 from fedtailor.data.tables.target import label_text
 from fedtailor.deployment.data import require_simulation
 from fedtailor.deployment.opening import OpenedRun
+from fedtailor.deployment.thresholds import Thresholds, log_odds, share_of_log_odds
 from fedtailor.engine.storage import PersonalModel
 from fedtailor.models import Model
 from fedtailor.models.tasks import DiscreteTime, Task
@@ -42,6 +43,7 @@ def predictions(
     coverage: float | None = None,
     calibrated: bool = False,
     calibration: Calibration | None = None,
+    thresholds: Thresholds | None = None,
     times: Sequence[float] = (),
     keep: Sequence[str] = (),
 ) -> pl.DataFrame:
@@ -62,6 +64,7 @@ def predictions(
             classes, or whose true number in an interval.
         calibrated: whether to divide logits by the client's temperature.
         calibration: where sets, intervals and temperatures are from.
+        thresholds: the probabilities from which on the second of two classes is predicted.
         times: of survival, the times at which to predict the share without the event.
         keep: columns of the rows to return, too, such as an id.
 
@@ -73,7 +76,8 @@ def predictions(
         the predicted class, and "p(LABEL)" of every class if requested. Of survival
         risk (a higher one means an earlier event), and S(TIME) at each of the times. With
         `coverage` also low and high, or set (labels, the most probable one first, with
-        " | " between them).
+        " | " between them). With `thresholds` also "p(LABEL)" of the second class and
+        threshold.
 
     Raises:
         ValueError: there is no such client, or rows are not valid.
@@ -81,7 +85,7 @@ def predictions(
     first = next(iter(models.values()))
     check_times(first.model.task, times)
     preprocessing = first.preprocessing
-    choice = _Choice(probabilities, coverage, calibrated, calibration)
+    choice = _Choice(probabilities, coverage, calibrated, calibration, thresholds)
     if client is None and len(models) == 1:
         client = first.name
     frame = None
@@ -314,6 +318,7 @@ class _Choice:
     coverage: float | None
     calibrated: bool
     calibration: Calibration | None
+    thresholds: Thresholds | None
 
     def __post_init__(self) -> None:
         if self.coverage is not None:
@@ -322,6 +327,11 @@ class _Choice:
             self.calibration is not None
             or (self.coverage is None and not self.calibrated),
             "sets, intervals and temperatures need a calibration",
+        )
+        require(
+            self.thresholds is None or self.coverage is None,
+            "a threshold may predict a class that is not the most probable one, with which"
+            " every set begins; leave out --threshold or --coverage",
         )
 
     def threshold(self, client: str) -> float | None:
@@ -367,6 +377,14 @@ def _predict(
         decode,
         probabilities=choice.probabilities,
     )
+    if choice.thresholds is not None:
+        columns |= _columns_of_threshold(
+            choice.thresholds.of(model.name).log_odds,
+            out,
+            choice.temperature(model.name),
+            decode,
+            columns,
+        )
     columns |= survival_columns(task, out, times)
     if threshold is not None:
         columns |= columns_of_threshold(
@@ -376,6 +394,37 @@ def _predict(
         if target is not None and target.never_negative:
             columns["low"] = np.maximum(columns["low"], 0)
     return pl.DataFrame(columns)
+
+
+def _columns_of_threshold(
+    threshold: float,
+    outputs: NDArray[Any],
+    temperature: float,
+    decode: Decode,
+    columns: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The classes that a threshold predicts, with their probabilities, the probability of
+    the second class, and the threshold.
+
+    Args:
+        threshold: the log-odds from which on the second class is predicted.
+        outputs: of the model, before a temperature.
+        temperature: the divisor of the log-odds of the written probabilities.
+        decode: converts class numbers to labels.
+        columns: those of predictions without a threshold.
+    """
+    odds = log_odds(outputs)
+    share = share_of_log_odds(odds / temperature)
+    predicted = (odds >= threshold).astype(np.int64)
+    name = f"p({list(decode(np.arange(2)))[1]})"
+    return {
+        "prediction": decode(predicted),
+        "probability": np.where(predicted == 1, share, 1 - share),
+        name: columns.get(name, share),
+        "threshold": np.full(
+            len(share), share_of_log_odds(np.float64(threshold / temperature))
+        ),
+    }
 
 
 def columns_of_threshold(

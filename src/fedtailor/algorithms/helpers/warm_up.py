@@ -167,17 +167,19 @@ class WarmUp(BeforeProbe):
         """
         if not answered.all():
             return self._asked_again(0.0).replace(fresh=False), False
+        # Noise has groups as well, and to look for them takes long with many clients.
+        if not differ(probe):
+            stands = self.best >= CLEAR
+            return self._asked_again(0.0).replace(stands=stands, fresh=True), False
         rows = user_centric_weights(
             probe.with_bandwidth(bandwidth_of(1 / 3)),
             "eq6" if kernel == "eq6" else "eq9",
         )
         streams, silhouettes = choose_streams(rows)
         groups, _ = k_means(rows, streams)
-        # Noise has groups as well.
-        clients_differ = differ(probe)
-        silhouette = float(silhouettes.get(streams, 0.0)) if clients_differ else 0.0
+        silhouette = float(silhouettes.get(streams, 0.0))
         is_same = silhouette >= CLEAR and bool((groups == self.groups).all())
-        counts = clients_differ and (silhouette >= self.best or is_same)
+        counts = silhouette >= self.best or is_same
         server = self._asked_again(silhouette).replace(
             stands=self.best >= CLEAR and (is_same or not counts), fresh=True
         )

@@ -52,6 +52,11 @@ class Options:
     of rows, such as 0.9: from the client's own validation rows where it has 50, else
     from those of its group or of all clients. Final models: from test rows.
     """
+    threshold: str | None = None
+    """Of two classes: predict the second (that of --positive) from a probability on that is
+    chosen on validation rows. f1: with the highest F1; specificity=0.9 or
+    sensitivity=0.9: with at least this share. Probabilities stay as they are.
+    """
     calibrated: bool = False
     """Divide logits by the client's temperature, so that probabilities are as often right
     as they say on its validation rows.
@@ -72,6 +77,7 @@ def predict(arguments: list[str]) -> int:
     )
     from fedtailor.deployment.opening import models_at
     from fedtailor.deployment.predictions import predictions
+    from fedtailor.deployment.thresholds import threshold_lines, thresholds_at
     from fedtailor.lab.experiments.option_text import given_model
 
     network = given_model(options.model)
@@ -82,6 +88,9 @@ def predict(arguments: list[str]) -> int:
         calibration = None
         if is_calibrated:
             calibration = calibration_at(options.run, network)
+        thresholds = None
+        if options.threshold is not None:
+            thresholds = thresholds_at(options.run, options.threshold, network)
         table = predictions(
             models,
             options.rows,
@@ -92,14 +101,18 @@ def predict(arguments: list[str]) -> int:
             coverage=options.coverage,
             calibrated=options.calibrated,
             calibration=calibration,
+            thresholds=thresholds,
             times=options.times,
             keep=options.keep,
         )
+    named = table["client"].unique(maintain_order=True) if "client" in table else ()
+    asked = list(named) or [options.client or next(iter(models))]
+    if thresholds is not None:
+        for line in threshold_lines(thresholds, asked):
+            say_status(line)
     if options.coverage is not None and calibration is not None:
         if statement := statement_of_final(options.run):
             say_status(statement)
-        named = table["client"].unique(maintain_order=True) if "client" in table else ()
-        asked = list(named) or [options.client or next(iter(models))]
         for line in notes(calibration, asked, options.coverage):
             say_status(line)
     write_text(csv_of_frame(table), options.out)

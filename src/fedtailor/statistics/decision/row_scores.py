@@ -9,7 +9,11 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 
 from fedtailor.models.tasks.times import Concordance, comparisons
-from fedtailor.statistics.decision.intervals import Interval, student_interval
+from fedtailor.statistics.decision.intervals import (
+    Interval,
+    student_interval,
+    wilson_interval,
+)
 
 SHARE = "share"
 """The column of a row's weight over the mean of its client's, where rows have weights."""
@@ -155,7 +159,7 @@ class Score:
             if not np.isnan(truth).all():
                 # Kish's number of rows: as many as would tell as much without weights.
                 rows = float(truth.sum() ** 2 / np.square(truth).sum())
-            return _wilson(level, rows, confidence)
+            return wilson_interval(level, rows, confidence)
         return _student(level, influence, confidence)
 
 
@@ -476,23 +480,6 @@ def _student(
     variance = float(np.square(influence).sum()) if rows > 1 else np.inf
     interval = student_interval(center, [(variance, rows - 1)], confidence)
     return replace(interval, p=np.nan)
-
-
-def _wilson(proportion: float, rows: float, confidence: float) -> Interval:
-    """Wilson's interval of a proportion of rows, without a p-value."""
-    # SciPy takes 30 MB, which clients of a federation of machines never need.
-    from scipy import special
-
-    square = float(special.ndtri((1 + confidence) / 2)) ** 2 / rows
-    center = (proportion + square / 2) / (1 + square)
-    spread = proportion * (1 - proportion) * square + square**2 / 4
-    half_width = float(np.sqrt(spread)) / (1 + square)
-    return Interval(
-        proportion,
-        max(center - half_width, 0.0),
-        min(center + half_width, 1.0),
-        np.nan,
-    )
 
 
 def _transformed(interval: Interval, back: Callable[[float], float]) -> Interval:

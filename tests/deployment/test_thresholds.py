@@ -1,0 +1,274 @@
+"""Thresholds of models in use: from validation rows only, measured on test rows."""
+
+import shutil
+
+import numpy as np
+import polars as pl
+import pytest
+
+import fedtailor as ft
+from fedtailor.cli.main import main
+from fedtailor.deployment.calibration import calibration_at
+from fedtailor.deployment.opening import models_at, open_run
+from fedtailor.deployment.predictions import predictions
+from fedtailor.deployment.thresholds import thresholds_at, thresholds_of
+
+
+@pytest.fixture(scope="module")
+def rare(tmp_path_factory):
+    """A run on a table with a rare class and weights: one client of 800 rows, one of 60."""
+    folder = tmp_path_factory.mktemp("rare")
+    rng = np.random.default_rng(0)
+    site = np.repeat(["a", "b"], [800, 60])
+    x = rng.normal(size=len(site))
+    ill = x + rng.normal(size=len(site)) > 0.9
+    frame = pl.DataFrame(
+        {
+            "site": site,
+            "x": x.round(3),
+            "count": rng.integers(0, 3, len(site)),
+            "ill": np.where(ill, "yes", "no"),
+        }
+    )
+    frame.write_csv(folder / "table.csv")
+    options = {"client": "site", "target": "ill", "positive": "yes", "weight": "count"}
+    ft.run(
+        ft.FedAvg(sgd=ft.SGD(lr=0.2, epochs=2)),
+        ft.tables.from_table(folder / "table.csv", **options, test=0.3, val=0.4),
+        ft.models.logistic(),
+        5,
+        keep_rows=True,
+        directory=folder / "run",
+    )
+    return folder / "run"
+
+
+def truth_and_odds(run, split):
+    """By client: truth, log-odds of "yes" and weights, from the data and the models."""
+    federation, found = run.federation, {}
+    for number, name in enumerate(run.names):
+        rows = getattr(federation, split)[number]
+        outputs = run.personal(name).outputs(federation.x[rows])
+        weights = federation.weights[rows]
+        found[name] = federation.y[rows], outputs[:, 1] - outputs[:, 0], weights
+    return found
+
+
+def test_a_threshold_has_the_stated_share_of_its_validation_rows(rare):
+    run = open_run(rare)
+    found = thresholds_of(run, "specificity=0.9")
+    assert found.label == "yes"
+    rows = truth_and_odds(run, "val")
+    assert list(found.own) == ["a"]
+    pooled = [np.concatenate(parts) for parts in zip(*rows.values(), strict=True)]
+    for chosen, (truth, odds, weights) in (
+        (found.own["a"], rows["a"]),
+        (found.pooled, pooled),
+    ):
+        counted = weights > 0
+        assert chosen.positives == truth[counted].sum()
+        assert chosen.negatives == (1 - truth[counted]).sum()
+        negative = truth == 0
+
+        def specificity(cut, negative=negative, odds=odds, weights=weights):
+            return np.average((odds < cut)[negative], weights=weights[negative])
+
+        assert specificity(chosen.log_odds) >= 0.9
+        # The next lower row that counts is a negative one too many.
+        below = odds[counted & (odds < chosen.log_odds)].max()
+        assert specificity(below - 1e-6) < 0.9
+
+
+def test_thresholds_are_measured_on_test_rows(rare):
+    run = open_run(rare)
+    found = thresholds_of(run, "f1")
+    truth, odds, weights = truth_and_odds(run, "test")["a"]
+    hit = odds >= found.of("a").log_odds
+    measured = found.measured(["a"])
+    for interval, rows, right in (
+        (measured.sensitivity, truth == 1, hit),
+        (measured.specificity, truth == 0, ~hit),
+    ):
+        expected = np.average(right[rows], weights=weights[rows])
+        np.testing.assert_allclose(interval.estimate, expected, rtol=1e-6)
+        assert interval.low < expected < interval.high
+    mean, seen = found.mean_probability(["a"])
+    expected = np.average(1 / (1 + np.exp(-odds)), weights=weights)
+    np.testing.assert_allclose(mean, expected, rtol=1e-5)
+    np.testing.assert_allclose(seen, np.average(truth, weights=weights), rtol=1e-6)
+
+
+@pytest.mark.parametrize("rule", ["f1", "specificity=0.8", "sensitivity=0.8"])
+def test_test_rows_do_not_choose(rare, rule, monkeypatch):
+    run, other = open_run(rare), open_run(rare)
+    rows, baseline = run.test_rows
+    flipped = rows.with_columns(~pl.col("correct"), -pl.col("log_odds"))
+    monkeypatch.setitem(other.__dict__, "test_rows", (flipped, baseline))
+    expected, found = thresholds_of(run, rule), thresholds_of(other, rule)
+    assert found.own == expected.own
+    assert found.pooled == expected.pooled
+    assert found.measured(["a"]) != expected.measured(["a"])
+
+
+def test_classes_follow_the_threshold_and_probabilities_stay(rare):
+    table = rare.parent / "table.csv"
+    models = models_at(rare)
+    asked = {"probabilities": True}
+    usual = predictions(models, table, None, **asked)
+    thresholds = thresholds_at(rare, "sensitivity=0.9")
+    found = predictions(models, table, None, **asked, thresholds=thresholds)
+    assert found.columns == [*usual.columns, "threshold"]
+    np.testing.assert_array_equal(found["p(yes)"], usual["p(yes)"])
+    is_ill = found["prediction"] == "yes"
+    np.testing.assert_array_equal(is_ill, found["p(yes)"] >= found["threshold"])
+    assert (is_ill != (usual["prediction"] == "yes")).any()
+    expected = pl.select(
+        pl.when(is_ill).then(found["p(yes)"]).otherwise(found["p(no)"])
+    ).to_series()
+    np.testing.assert_allclose(found["probability"], expected, atol=1e-6)
+    by_client = found.group_by("client").agg(pl.col("threshold").n_unique())
+    assert by_client["threshold"].to_list() == [1, 1]
+    assert found["threshold"].n_unique() == 2
+
+
+def test_temperatures_move_thresholds_with_the_probabilities(rare):
+    table, models = rare.parent / "table.csv", models_at(rare)
+    thresholds = thresholds_at(rare, "f1")
+    plain = predictions(models, table, None, thresholds=thresholds)
+    calibration = calibration_at(rare)
+    assert calibration.clients["a"].temperature is not None
+    found = predictions(
+        models,
+        table,
+        None,
+        thresholds=thresholds,
+        calibrated=True,
+        calibration=calibration,
+    )
+    assert found["prediction"].equals(plain["prediction"])
+    is_ill = found["p(yes)"] >= found["threshold"]
+    assert is_ill.equals(found["prediction"] == "yes", check_names=False)
+    assert not np.allclose(found["p(yes)"], plain["p(yes)"], atol=1e-3)
+
+
+def test_labels_are_written_as_in_predictions(tmp_path, capsys):
+    run = trained(tmp_path, lambda _, count: [True, True, False, False] * (count // 4))
+    table = str(tmp_path / "table.csv")
+    assert main(["predict", str(run), table, "--threshold", "f1"]) == 0
+    output = capsys.readouterr()
+    assert "p(true),threshold" in output.out
+    assert "a: true where p(true) is" in output.err
+
+
+def test_predict_prints_what_was_chosen(rare, capsys):
+    table = rare.parent / "table.csv"
+    assert (
+        main(["predict", str(rare), str(table), "--threshold", "specificity=0.9"]) == 0
+    )
+    output = capsys.readouterr()
+    header = "row,client,prediction,probability,p(yes),threshold"
+    assert output.out.splitlines()[0] == header
+    a, b, both, pooled = output.err.splitlines()
+    assert a.startswith("a: yes where p(yes) is 0.")
+    assert "chosen on its own validation rows" in a
+    assert b.startswith("b: yes where p(yes) is 0.")
+    assert "chosen on all clients' validation rows" in b
+    assert both.startswith("these 2 clients: ")
+    assert pooled.startswith("fewer than 50 validation rows of a class: b; ")
+    for line in (a, b, both):
+        for part in (
+            "sensitivity ",
+            "specificity ",
+            "F1 ",
+            "95 % intervals",
+            "mean p(",
+        ):
+            assert part in line
+
+
+def test_cards_have_thresholds(rare, numbers):
+    card = ft.model_card(open_run(rare), "a")
+    assert "## Thresholds" in card
+    assert "- a: yes where p(yes)" in card
+    assert "(specificity=0.9, chosen on its own validation rows" in card
+    assert "## Thresholds" not in ft.model_card(open_run(numbers), "a")
+
+
+def trained(folder, target, *, val=0.3):
+    """The folder of a run of one round."""
+    rng = np.random.default_rng(0)
+    count = 40
+    columns = {"site": ["a", "b"] * (count // 2), "x": rng.normal(size=count)}
+    columns["y"] = target(rng, count)
+    pl.DataFrame(columns).write_csv(folder / "table.csv")
+    table = ft.tables.from_table(
+        folder / "table.csv", client="site", target="y", test=0.3, val=val
+    )
+    ft.run(
+        ft.FedAvg(),
+        table,
+        ft.models.logistic(),
+        1,
+        keep_rows=True,
+        directory=folder / "run",
+    )
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def numbers(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("numbers")
+    return trained(folder, lambda rng, count: rng.normal(size=count))
+
+
+def refused(run, capsys, rule="f1", *more):
+    """The line with which `predict --threshold` ends."""
+    capsys.readouterr()
+    table = str(run.parent / "table.csv")
+    asked = ("predict", str(run), table, "--threshold", rule, *more)
+    assert main(list(asked)) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    return error
+
+
+def test_what_else_models_predict_is_refused(numbers, tmp_path, capsys):
+    assert "thresholds are for two classes" in refused(numbers, capsys)
+    three = trained(tmp_path, lambda _, count: (["u", "v", "w"] * count)[:count])
+    assert "a classification of 3 classes" in refused(three, capsys)
+
+
+def test_rows_for_validation_are_needed(tmp_path, capsys):
+    run = trained(tmp_path, lambda _, count: ["u", "u", "v", "v"] * (count // 4), val=0)
+    assert "train with rows for validation (--val 0.2)" in refused(run, capsys)
+
+
+@pytest.mark.parametrize("rule", ["specificity=1.5", "specificity=abc", "0.3"])
+def test_other_rules_are_refused(rare, capsys, rule):
+    assert "say f1, specificity=0.9 or sensitivity=0.9" in refused(rare, capsys, rule)
+
+
+def test_sets_and_thresholds_do_not_go_together(rare, capsys):
+    error = refused(rare, capsys, "f1", "--coverage", "0.9")
+    assert "leave out --threshold or --coverage" in error
+
+
+@pytest.mark.parametrize("what", ["one class", "earlier"])
+def test_rows_that_choose_nothing_are_refused(rare, monkeypatch, what):
+    run = open_run(rare)
+    rows = run.validation_rows
+    if what == "one class":
+        rows = rows.filter((pl.col("prediction") == 1) != pl.col("correct"))
+    else:
+        rows = rows.drop("log_odds")
+    monkeypatch.setitem(run.__dict__, "validation_rows", rows)
+    expected = {"one class": "of one class", "earlier": "of an earlier version"}[what]
+    with pytest.raises(ValueError, match=expected):
+        thresholds_of(run, "f1")
+
+
+def test_exports_are_refused(rare, tmp_path, capsys):
+    out = tmp_path / "models"
+    assert main(["export", str(rare), "--out", str(out)]) == 0
+    shutil.copy(rare.parent / "table.csv", tmp_path / "table.csv")
+    assert "name the run of a method" in refused(out, capsys)

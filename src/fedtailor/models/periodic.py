@@ -101,7 +101,7 @@ def periodic_mlp(
 
     Example:
         >>> ft.models.periodic_mlp().bind((4,), 3).size
-        1763
+        1731
     """
     widths = (hidden,) if isinstance(hidden, int) else tuple(hidden)
     for name, value in (

@@ -8,7 +8,8 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,9 @@ from fedtailor._base.choice import require
 from fedtailor.lab.baselines.baseline import Baseline, KeptModels, Predict, Problem
 from fedtailor.lab.baselines.linear_models import Coefficients, kept_linear
 from fedtailor.models import Model
+
+if TYPE_CHECKING:
+    from threadpoolctl import ThreadpoolController
 
 _SMALLEST = 1e-7
 """The least probability of a class; a logarithm of 0 would make single rows infinite."""
@@ -262,17 +266,27 @@ def _with_client(x: NDArray[Any], client: int) -> NDArray[Any]:
     return np.column_stack([x, np.full(len(x), client)])
 
 
+@cache
+def _thread_pools() -> "ThreadpoolController":
+    """The thread pools of the libraries that are loaded. To find them takes 20 ms, which
+    is long beside a prediction for one client.
+    """
+    import sklearn.ensemble  # noqa: F401 (its libraries are among them)
+    from threadpoolctl import ThreadpoolController
+
+    return ThreadpoolController()
+
+
 @contextmanager
 def _quietly(rows: int) -> Iterator[None]:
     """A context without warnings of an estimator that has not quite converged, and with
     one thread where few rows would keep several waiting for each other.
     """
     from sklearn.exceptions import ConvergenceWarning
-    from threadpoolctl import threadpool_limits
 
     with (
         warnings.catch_warnings(),
-        threadpool_limits(1 if rows < _EARLY_STOPPING else None),
+        _thread_pools().limit(limits=1 if rows < _EARLY_STOPPING else None),
     ):
         warnings.simplefilter("ignore", ConvergenceWarning)
         yield

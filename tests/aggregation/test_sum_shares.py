@@ -215,8 +215,10 @@ def test_a_history_outlives_a_process_and_ends_with_its_scope(scope, tmp_path):
     assert again.released(4).names == ("a", "b", "c")
     assert SumHistory(scope, path).is_past(1, "other") == (scope == "round")
     # Who was in the last sum, and how many were in the first, is kept, too.
-    assert not again.may_add("abd", 4) and not again.may_add("a", 4)
-    assert again.may_add("ab", 4) and SumHistory(scope, path).members(4) == set("abc")
+    assert not again.may_add("abd", "ab", 4) and not again.may_add("a", "a", 4)
+    assert again.may_add("ab", "ab", 4) and SumHistory(scope, path).members(4) == set(
+        "abc"
+    )
     later = '{"runs": {"": {"round": 1e999, "sums": {}, "first": 1, "members": []}}}'
     for text in ("{}", later):
         path.write_text(text)

@@ -149,8 +149,7 @@ class _Try:
         ]
         weights = drawn[int(rng.integers(len(drawn)))]
         total = np.abs(weights).sum(axis=1, keepdims=True)
-        size = 10.0 ** rng.uniform(-10, 0) if rng.random() < 0.1 else 1.0
-        return size * weights / np.where(total > 0, total, 1)
+        return weights / np.where(total > 0, total, 1)
 
     def _add(self) -> None:
         """One sum, with lies or without."""

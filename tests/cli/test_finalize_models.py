@@ -1,5 +1,5 @@
-"""Models whose network is not in the manifest alone are finalized and used: with frozen
-arrays, with adapters, and of a user's file.
+"""Networks other than `mlp` are finalized and used: with frozen arrays, with adapters, and
+of a user's file, which are not in the manifest alone, and with periodic embeddings.
 """
 
 import json
@@ -30,6 +30,7 @@ MODELS = {
     "frozen": "mlp:hidden=3,frozen=not head",
     "own": "only_own.py:Net",
     "own-adapters": "own_and_adapters.py:Adapted",
+    "periodic": "periodic_mlp:hidden=3,frequencies=2,width=2",
 }
 
 

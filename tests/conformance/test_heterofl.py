@@ -211,6 +211,7 @@ def test_newcomers_and_absent_clients_have_the_model_in_their_width():
             (16, 16),
         ),
         (models.conv1d((2, 4)), models.conv1d((4, 8)), (30, 2)),
+        (models.periodic_mlp(4, 2, 3), models.periodic_mlp(8, 2, 3), (4,)),
     ],
 )
 def test_networks_of_the_zoo_are_nested(narrow, wide, shape):
@@ -228,6 +229,7 @@ def test_networks_of_the_zoo_are_nested(narrow, wide, shape):
         ((models.mlp(5), models.mlp((7, 5))), "upper left"),
         ((models.mlp((4, 9)), models.mlp((30, 8))), "upper left"),
         ((models.lstm(9, 4, 3), models.lstm(9, 4, 5)), "upper left"),
+        ((models.periodic_mlp(4, 2), models.periodic_mlp(4, 3)), "upper left"),
         (
             (models.lenet5(norm="group"), models.cnn_5x5(hidden=9, channels=(2, 4))),
             "normalisation",

@@ -55,7 +55,6 @@ def counts_of(federation):
     return np.random.default_rng(3).integers(0, 4, len(federation.x))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", METHODS, ids=name_of)
 def test_twice_the_weight_is_the_row_twice(algorithm):
     federation = classification()
@@ -107,7 +106,6 @@ def evaluated(federation):
     return {(it.split, it.metric): it.values for it in training.metrics.evaluations}
 
 
-@pytest.mark.slow
 def test_metrics_are_weighted_by_rows_and_not_by_classes():
     federation = classification()
     counts = counts_of(federation)
@@ -121,7 +119,6 @@ def test_metrics_are_weighted_by_rows_and_not_by_classes():
         np.testing.assert_allclose(alike[key], values, **EXACT)
 
 
-@pytest.mark.slow
 def test_the_steps_of_self_fl_follow_from_weights():
     # Variances of models, and with them the steps, are known after some rounds.
     federation = classification()
@@ -135,7 +132,6 @@ def test_the_steps_of_self_fl_follow_from_weights():
     )
 
 
-@pytest.mark.slow
 def test_the_best_round_is_that_of_weighted_validation_losses():
     federation = classification()
     counts = counts_of(federation)

@@ -275,6 +275,47 @@ def test_pages_have_sets_of_classes_too(of_many):
     ]
 
 
+@pytest.fixture(scope="module")
+def weighted(numbers):
+    """As `numbers`, with weights."""
+    frame = pl.read_csv(numbers.parent / "table.csv")
+    frame = frame.with_columns(n=pl.int_range(pl.len()) % 3 + 1)
+    table = ft.tables.from_table(
+        frame, client="site", target="price", weight="n", test=0.3, val=0.3
+    )
+    ft.run(
+        ft.FedAvg(sgd=ft.SGD(lr=0.2, epochs=2)),
+        table,
+        ft.models.logistic(),
+        2,
+        keep_rows=True,
+        directory=numbers.parent / "weighted",
+    )
+    return numbers.parent / "weighted"
+
+
+def test_where_rows_have_weights_it_is_said_that_sets_count_rows(
+    numbers, weighted, tmp_path, capsys
+):
+    said = "count each row once, whatever its 'n'"
+    exported = tmp_path / "out"
+    assert main(["export", str(weighted), "--out", str(exported)]) == 0
+    capsys.readouterr()
+    arguments = [str(numbers.parent / "table.csv"), "--coverage", "0.9"]
+    for directory in (weighted, exported):
+        assert main(["predict", str(directory), *arguments]) == 0
+        assert said in capsys.readouterr().err
+    assert main(["predict", str(numbers), *arguments]) == 0
+    assert said not in capsys.readouterr().err
+    assert f"Sets, intervals and temperatures {said}" in ft.model_card(
+        open_run(weighted), "a"
+    )
+    assert said not in ft.model_card(open_run(numbers), "a")
+    line = "Each row counts once here, whatever its weight."
+    assert line in coverage_table("sets", [StoredRun(weighted)]).note
+    assert line not in coverage_table("sets", [StoredRun(numbers)]).note
+
+
 def test_errors(numbers, capsys):
     table = str(numbers.parent / "table.csv")
     for coverage in ("0", "1", "90"):

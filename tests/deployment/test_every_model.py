@@ -31,6 +31,7 @@ MODELS = {
     "logistic": ("logistic", (5,)),
     "lstm": ("lstm:vocabulary=6,embedding=3,hidden=4", (7,)),
     "mlp": ("mlp:hidden=6", (5,)),
+    "periodic_mlp": ("periodic_mlp:hidden=4,frequencies=2,width=3", (5,)),
     "resnet": ("resnet:depth=8", (8, 8, 3)),
     "tutorial_cnn": ("tutorial_cnn", (16, 16, 1)),
 }

@@ -29,6 +29,7 @@ MODELS = {
     "resnet": (ft.models.resnet(), (9, 11, 3)),
     "resnet, group norm": (ft.models.resnet(norm="group"), (8, 8, 3)),
     "conv1d": (ft.models.conv1d((6, 4), size=3), (21, 3)),
+    "periodic_mlp": (ft.models.periodic_mlp(5, 3, 2, sigma=0.8), (7,)),
     "gru": (ft.models.gru(5), (9, 3)),
     "gru, two layers": (ft.models.gru(5, layers=2), (7, 2)),
     "Cox's model": (CoxHazards(), (3,)),

@@ -25,6 +25,7 @@ def test_every_registered_model_is_one_a_file_can_name():
         "resnet",
         "conv1d",
         "gru",
+        "periodic_mlp",
         "from_huggingface",
     }
     assert architecture_of("resnet", ("model",)) == models.resnet()

@@ -201,6 +201,15 @@ def test_a_job_file_is_copied(federation, tmp_path):
             "there are no clients; name some: --clients a,b,c",
         ),
         (("--clients", "a", "--job", "none.toml"), "cannot read none.toml"),
+        (
+            ("--clients", "a", "--weight", "n"),
+            "--weight: rows of machines all count the same; leave it out, or simulate"
+            " weights with `fedtailor compare TABLE.csv --weight`",
+        ),
+        (
+            ("--clients", "a", "--class_weights=balanced"),
+            "--class-weights: rows of machines all count the same; leave it out, or",
+        ),
         ((), "--clients"),
     ],
 )

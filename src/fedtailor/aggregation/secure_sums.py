@@ -252,8 +252,13 @@ def unsafe_combination(sums: ReleasedSums, past: bool) -> str:
         sums: the sums of a round, and those before with which they may be combined.
         past: whether there are sums before.
     """
-    share, client = sums.largest_share(MAX_SHARE)
     which = "these and earlier sums" if past else "the sums"
+    if not sums.are_repeated:
+        return (
+            f"of {which} one is a combination of others, and none of them: the rounding of"
+            " many such sums would show each client's digits"
+        )
+    share, client = sums.largest_share(MAX_SHARE)
     if share > MAX_SHARE:
         return (
             f"client {client} would be {share:.0%} of a combination of {which}, which"

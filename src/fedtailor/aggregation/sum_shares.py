@@ -29,8 +29,12 @@ from fedtailor._base.choice import require
 from fedtailor._base.files import atomic_write
 
 TOLERANCE = 2.0**-31
-"""Two rows of weights that differ by less are the same row. The difference of their sums
-is below one step of `masks.FixedPoint`, if the weights of a row add up to 1 at most.
+"""Smaller parts of combinations are not looked at for shares; `others_lengths` does."""
+
+SAME = 2.0**-46
+"""Two rows of weights that differ by less are the same, but for rounding errors of float64.
+A difference below a step is not enough: the others' parts are then the same whole numbers,
+and how often one client's are not tells its numbers.
 """
 
 LEAST_LENGTH = 2.0**-14
@@ -174,10 +178,18 @@ def _independent(weights: Float[np.ndarray, "s c"]) -> Float[np.ndarray, "r c"]:
         for _ in range(2):  # once leaves what rounding adds
             rest = rest - rest @ basis.T @ basis
         apart = np.linalg.norm(rest)
-        if apart > TOLERANCE:
+        if apart > SAME:
             basis = np.vstack([basis, rest / apart])
             chosen.append(row)
     return np.array(chosen).reshape(-1, weights.shape[1])
+
+
+def _are_repeated(weights: Float[np.ndarray, "s c"]) -> bool:
+    """Whether each row of weights that is a combination of others is one of them."""
+    totals = np.abs(weights).sum(axis=1, keepdims=True)
+    rows = weights[totals[:, 0] > 0] / totals[totals[:, 0] > 0]
+    chosen = _independent(rows)
+    return all(bool((np.abs(chosen - row).max(axis=1) <= SAME).any()) for row in rows)
 
 
 def others_lengths(weights: Float[np.ndarray, "s c"]) -> Float[np.ndarray, " c"]:
@@ -210,10 +222,13 @@ class ReleasedSums:
     Attributes:
         names: names of the clients, in the order of the columns.
         weights: [r, c] weights of the sums, without those that are combinations of others.
+        are_repeated: whether those are the same as one of them. Each client's part is
+            rounded once more in any other: many of them show the digits of each.
     """
 
     names: tuple[str, ...] = ()
     weights: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 0)))
+    are_repeated: bool = True
 
     def with_sums(
         self, names: Sequence[str], weights: Float[np.ndarray, "s c"]
@@ -232,9 +247,9 @@ class ReleasedSums:
         rows = np.zeros((before + len(weights), len(together)))
         rows[:before, [together.index(name) for name in self.names]] = self.weights
         rows[before:, [together.index(name) for name in names]] = weights
-        chosen = _independent(rows)
-        is_new = len(chosen) > before or not self.names
-        return ReleasedSums(together, chosen) if is_new else self
+        chosen, are_repeated = _independent(rows), _are_repeated(rows)
+        is_new = len(chosen) > before or not self.names or not are_repeated
+        return ReleasedSums(together, chosen, are_repeated) if is_new else self
 
     def shows_the_same_as(self, other: "ReleasedSums") -> bool:
         """Whether other sums have the same combinations."""
@@ -265,12 +280,14 @@ class _Kept(NamedTuple):
         sums: the sums by the vector.
         first: number of clients of the first sum.
         members: names of the clients of the last one.
+        near: those of them of whom it is known that they had a part in it.
     """
 
     round: int
     sums: dict[str, ReleasedSums]
     first: int = 0
     members: frozenset[str] = frozenset()
+    near: frozenset[str] = frozenset()
 
 
 class SumHistory:
@@ -283,7 +300,8 @@ class SumHistory:
     A client knows the sums that it has a part in. So that some client knows all that may
     be combined, the clients of each sum are among those of the one before, and more than
     half of those of the first: any two sums then share clients, and whoever is in the
-    last one is in all.
+    last one is in all. Of a client that is no neighbour nobody tells another whether it was
+    lost; so no client gets a neighbour that it did not have in the sum before.
 
     Args:
         scope: "run" for the sums of all rounds, also of other runs of the job; "round"
@@ -311,9 +329,12 @@ class SumHistory:
                         released[key] = ReleasedSums(
                             names, weights.reshape(-1, len(names))
                         )
-                    members = frozenset(map(str, entry["members"]))
                     self._runs[run] = _Kept(
-                        int(entry["round"]), released, int(entry["first"]), members
+                        int(entry["round"]),
+                        released,
+                        int(entry["first"]),
+                        frozenset(map(str, entry["members"])),
+                        frozenset(map(str, entry["near"])),
                     )
             except (
                 *(OSError, ValueError, KeyError),
@@ -354,11 +375,25 @@ class SumHistory:
         kept = self._of(round, run)
         return kept.members if kept.first else None
 
-    def may_add(self, members: Collection[str], round: int, run: str = "") -> bool:
-        """Whether a further sum of these clients may be combined with those before."""
+    def may_add(
+        self,
+        members: Collection[str],
+        near: Collection[str],
+        round: int,
+        run: str = "",
+    ) -> bool:
+        """Whether a further sum of these clients may be combined with those before.
+
+        Args:
+            members: the clients of the sum.
+            near: those of them of whom it is known that they have a part in it.
+            round, run: see `released`.
+        """
         kept = self._of(round, run)
         return not kept.first or (
-            kept.members.issuperset(members) and 2 * len(members) > kept.first
+            kept.members.issuperset(members)
+            and kept.near.issuperset(near)
+            and 2 * len(members) > kept.first
         )
 
     def _of(self, round: int, run: str) -> _Kept:
@@ -373,6 +408,8 @@ class SumHistory:
         sums: ReleasedSums,
         members: Collection[str],
         run: str = "",
+        *,
+        near: Collection[str] | None = None,
     ) -> None:
         """Replace the sums of a vector, for `released` in this round and later ones.
 
@@ -380,26 +417,24 @@ class SumHistory:
             round, run: see `released`.
             vector: names the vectors that are added, as plain values.
             sums: `released`, and further sums of this vector.
-            members: the clients of the last sum; they `may_add`.
+            members, near: of the last sum; they `may_add`. None = all members.
         """
-        kept, key, remaining = (
-            self._of(round, run),
-            json.dumps(vector),
-            frozenset(members),
-        )
+        kept, key = self._of(round, run), json.dumps(vector)
+        remaining = frozenset(members)
+        known = remaining if near is None else frozenset(near)
         # Not by the ranks: a sum of those that are left has that of the sum of all.
         before = kept.sums.get(key)
         is_old = before is not None and before.shows_the_same_as(sums)
-        if is_old and remaining == kept.members:
+        if is_old and (remaining, known) == (kept.members, kept.near):
             return  # nothing is new
         all_sums = kept.sums if is_old else kept.sums | {key: sums}
         run, round = self._place(run, round)
         first = kept.first or len(remaining)
-        self._runs[run] = _Kept(round, all_sums, first, remaining)
+        self._runs[run] = _Kept(round, all_sums, first, remaining, known)
         if self._path is None:
             return
         stored = {}
-        for name, (last, released, first, remaining) in self._runs.items():
+        for name, (last, released, first, remaining, known) in self._runs.items():
             content = {
                 key: {"names": sums.names, "weights": sums.weights.tolist()}
                 for key, sums in released.items()
@@ -409,6 +444,7 @@ class SumHistory:
                 "sums": content,
                 "first": first,
                 "members": sorted(remaining),
+                "near": sorted(known),
             }
         with atomic_write(self._path) as temporary:
             temporary.write_text(json.dumps({"runs": stored}), "utf-8")

@@ -69,8 +69,9 @@ class TableComparisonOptions(TableOptions):
     models, personal trees and Cox's model from sums are left out."""
     model: str = "linear"
     """What is trained: linear; mlp, a small network (its width: --hidden); auto, which
-    chooses one of the two for each method, on validation data; or as for `fedtailor run`,
-    mlp:hidden=64 or net.py:Net."""
+    chooses one of the two for each method, on validation data; periodic_mlp, for targets
+    that rise and fall with a number; or as for `fedtailor run`, mlp:hidden=64 or
+    net.py:Net."""
     hidden: int | None = None
     """The width of the hidden layer of mlp and auto (default: 32)."""
     rounds: int | None = None

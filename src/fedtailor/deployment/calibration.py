@@ -113,6 +113,14 @@ def notes(
     return lines
 
 
+def unweighted_note(weight: str) -> str:
+    """What calibration does with the column of the rows' weights, in a line."""
+    return (
+        "sets, intervals and temperatures count each row once, whatever its"
+        f" {weight!r}: shares are of rows, not of weights"
+    )
+
+
 def _names(names: list[str]) -> str:
     shown = ", ".join(names[:5])
     return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"

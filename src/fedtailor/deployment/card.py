@@ -21,6 +21,7 @@ from fedtailor.deployment.calibration import (
     calibration_at,
     calibration_of,
     statement_of_final,
+    unweighted_note,
 )
 from fedtailor.deployment.data import is_of_machines
 from fedtailor.deployment.opening import OpenedRun
@@ -386,6 +387,9 @@ def _sets(run: OpenedRun, client: str) -> Iterator[str]:
             f"This client has too few {rows_of_source} of its own, so that {share} holds on"
             " average over these clients, not for this one."
         )
+    if run.preprocessing is not None and run.preprocessing.weight is not None:
+        line = unweighted_note(run.preprocessing.weight)
+        yield f"{line[0].upper()}{markdown_text(line[1:])}."
     rows = None if run.test_rows is None else run.test_rows[0]
     if final is not None:
         # Its test rows were trained on, or the sets are from them.

@@ -240,8 +240,8 @@ def _architecture(
         return write_layer(graph, network, x)
     raise ValueError(
         f"models of {type(architecture).__name__} cannot be exported to ONNX (those of"
-        " linear, logistic, mlp, lenet5, cnn, the ResNets for small images, conv1d, gru,"
-        " Cox's model and boosted trees can); export safetensors instead"
+        " linear, logistic, mlp, periodic_mlp, lenet5, cnn, the ResNets for small images,"
+        " conv1d, gru, Cox's model and boosted trees can); export safetensors instead"
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedtailor.models import layers, normalization, series
+from fedtailor.models import layers, normalization, periodic, series
 from fedtailor.models.resnet import GlobalAveragePool, Residual
 
 _PREFIX = "fedtailor/"
@@ -239,6 +239,21 @@ def _mean_over_time(graph: Graph, layer: series.MeanOverTime, x: str) -> str:
     return graph.node("ReduceMean", x, axes=[1], keepdims=0)
 
 
+def _periodic(graph: Graph, layer: periodic.PeriodicEmbedding, x: str) -> str:
+    """Append an embedding of each input; its waves are [inputs, b, waves]."""
+    inputs, waves, width = layer.weight.shape
+    speeds = 2 * np.pi * np.asarray(layer.frequency).reshape(inputs, 1, waves // 2)
+    columns = graph.node("Transpose", x, perm=[1, 0])
+    columns = graph.node("Unsqueeze", columns, graph.constant([2], np.int64))
+    angles = graph.node("Mul", columns, graph.constant(speeds))
+    sines, cosines = graph.node("Sin", angles), graph.node("Cos", angles)
+    both = graph.node("Concat", sines, cosines, axis=2)
+    y = graph.node("MatMul", both, graph.constant(layer.weight))
+    y = graph.node("Transpose", y, perm=[1, 0, 2])
+    y = graph.node("Reshape", y, graph.constant([-1, inputs * width], np.int64))
+    return graph.node("Relu", graph.node("Add", y, graph.constant(layer.bias)))
+
+
 def write_gru(graph: Graph, network: Any, x: str) -> str:
     """Append the recurrent layers of `fedtailor.models.gru` and the dense one.
 
@@ -291,4 +306,5 @@ _WRITERS: dict[type[Any], Callable[..., str]] = {
     series.Conv1dRelu: _conv1d,
     series.MaxPool1d: _max_pool1d,
     series.MeanOverTime: _mean_over_time,
+    periodic.PeriodicEmbedding: _periodic,
 }

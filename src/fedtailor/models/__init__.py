@@ -19,6 +19,7 @@ from fedtailor.models.inputs import Inputs
 from fedtailor.models.low_rank import lora
 from fedtailor.models.model import Model
 from fedtailor.models.parts import Part
+from fedtailor.models.periodic import periodic_mlp
 from fedtailor.models.precision import Precision
 from fedtailor.models.pytorch import from_torch, save_state_dict, state_dict
 from fedtailor.models.registry import builders, find_builder, register
@@ -76,6 +77,7 @@ __all__ = [
     "lstm",
     "merged",
     "mlp",
+    "periodic_mlp",
     "register",
     "resnet",
     "save_peft",

@@ -37,6 +37,9 @@ from fedtailor.models.layers import (
 )
 from fedtailor.models.normalization import NormKind, norm_layer
 from fedtailor.models.part_finder import LayerInfo
+from fedtailor.models.periodic import (
+    PeriodicMLP as PeriodicMLP,
+)  # where exported models look for their architecture
 from fedtailor.models.pooling import PoolKind
 from fedtailor.models.registry import register
 from fedtailor.models.resnet import (

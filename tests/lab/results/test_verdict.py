@@ -528,6 +528,38 @@ def test_a_baseline_that_could_not_be_trained_is_told(tmp_path):
     )
 
 
+def test_methods_that_were_not_trained_are_named_with_the_first_reason(tmp_path):
+    build(tmp_path)
+    path = tmp_path / NAME / COMPARISON_INDEX
+    content = json.loads(path.read_text())
+    content["skipped"] = [
+        {
+            "scenario": scenario,
+            "algorithm": title,
+            "seed": seed,
+            "parameters": {},
+            "why": why,
+            "runs": 1,
+        }
+        for scenario, title, seed, why in (
+            ("shift", "DAPPER", 0, "it needs groups"),
+            ("shift", "DAPPER", 1, "it needs groups of 2"),
+            ("shift", "UCFL", None, "it needs groups"),
+            ("other", "Ditto", None, "no rows"),
+        )
+    ]
+    content["algorithms"] += ["DAPPER", "UCFL"]
+    said = "not trained, so not compared: DAPPER, UCFL: it needs groups"
+    path.write_text(json.dumps(with_digest(content)))
+    done = StoredExperiment.read(tmp_path, NAME).done
+    for runs, is_said in ((done, True), (done + 1, False)):
+        content["runs"] = runs
+        path.write_text(json.dumps(with_digest(content)))
+        verdict = decide(StoredExperiment.read(tmp_path, NAME), "shift").verdict
+        # Other settings of a method may still be to come.
+        assert (said in verdict.warnings) == is_said
+
+
 def test_a_gain_of_an_error_is_said_without_a_sign(tmp_path):
     """Positive gains are better, and a lower error is: "+0.1 RMSE" would mislead."""
     tests = test_values.Tests(build(tmp_path).runs["shift"], {})

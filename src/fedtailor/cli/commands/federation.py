@@ -239,6 +239,13 @@ def federation(arguments: list[str]) -> int:
         f" {', '.join(COMMANDS)}",
     )
     options, run = COMMANDS[name]
+    for argument in rest:
+        option = argument.partition("=")[0].replace("_", "-")
+        require(
+            option not in ("--weight", "--class-weights"),
+            f"{option}: rows of machines all count the same; leave it out, or simulate"
+            f" weights with `fedtailor compare TABLE.csv {option}`",
+        )
     # All commands use the same settings, so that a simulation and the machines compile
     # the same programs.
     save_memory()

@@ -74,6 +74,7 @@ def predict(arguments: list[str]) -> int:
         calibration_at,
         notes,
         statement_of_final,
+        unweighted_note,
     )
     from fedtailor.deployment.opening import models_at
     from fedtailor.deployment.predictions import predictions
@@ -110,6 +111,9 @@ def predict(arguments: list[str]) -> int:
     if thresholds is not None:
         for line in threshold_lines(thresholds, asked):
             say_status(line)
+    used = next(iter(models.values())).preprocessing
+    if is_calibrated and used is not None and used.weight is not None:
+        say_status(unweighted_note(used.weight))
     if options.coverage is not None and calibration is not None:
         if statement := statement_of_final(options.run):
             say_status(statement)

@@ -35,6 +35,11 @@ _FORMAT = "fedtailor preprocessing 1"
 _EXAMPLES = 3
 
 
+def role_reason(role: str) -> str:
+    """Why a column with a role, such as "weight", is no input."""
+    return f"the {role} column"
+
+
 @dataclass(frozen=True)
 class Preprocessing:
     """Converts rows of a table to inputs, and predictions to the user's labels.
@@ -74,6 +79,14 @@ class Preprocessing:
     def inputs(self) -> tuple[str, ...]:
         """Names of the model's inputs, in order."""
         return tuple(name for column in self.columns for name in column.inputs)
+
+    @property
+    def weight(self) -> str | None:
+        """The column that says how much rows count in training; None = all the same."""
+        roles = (
+            name for name, why in self.ignored.items() if why == role_reason("weight")
+        )
+        return next(roles, None)
 
     @property
     def unmixing(self) -> Float64[NDArray, "inputs inputs"] | None:

@@ -33,7 +33,7 @@ from fedtailor.data.tables.notes import (
 )
 from fedtailor.data.tables.numerals import code_note, has_leading_zeros
 from fedtailor.data.tables.options import TableOptions, make_options
-from fedtailor.data.tables.preprocessing import Preprocessing
+from fedtailor.data.tables.preprocessing import Preprocessing, role_reason
 from fedtailor.data.tables.problems import Problems
 from fedtailor.data.tables.reading import RawTable, read
 from fedtailor.data.tables.roles import (
@@ -641,7 +641,7 @@ def _ignored_columns(
     inputs = {encoding.name for encoding in encodings}
     reasons = dict.fromkeys(names, "not among the features")
     for role, column in options.roles.items():
-        reasons[column] = f"the {role} column"
+        reasons[column] = role_reason(role)
     reasons |= dropped
     return {name: text for name, text in reasons.items() if name not in inputs}
 

@@ -10,6 +10,7 @@ import polars as pl
 from fedtailor._base.choice import require
 from fedtailor.lab.results.stored import StoredRun
 from fedtailor.lab.results.tables import Cell, ReportTable
+from fedtailor.models.metrics.rows import WEIGHT
 from fedtailor.models.tasks import cross_entropy, loss_of, squared_error
 from fedtailor.statistics.conformal import (
     TEMPERATURE,
@@ -181,7 +182,9 @@ def coverage_table(
     if not rows:
         return None
     columns = ["client", "threshold from", "test\nrows", "held, %", "from", "to"]
-    return ReportTable(title, columns, rows, text=2, note=_NOTE)
+    is_weighted = any(run.rows is not None and WEIGHT in run.rows for run in seeds)
+    note = f"{_NOTE} {_UNWEIGHTED}" if is_weighted else _NOTE
+    return ReportTable(title, columns, rows, text=2, note=note)
 
 
 _NOTE = (
@@ -190,6 +193,7 @@ _NOTE = (
     " with too few validation rows of its own are from all clients' rows, and hold on"
     " average over them only."
 )
+_UNWEIGHTED = "Each row counts once here, whatever its weight."
 
 
 def _row(found: Sequence[Coverage]) -> list[Cell]:

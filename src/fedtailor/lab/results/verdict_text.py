@@ -303,12 +303,19 @@ def worse_warnings(
 def untrained_warnings(
     experiment: StoredExperiment, scenario: str, runs: RunsByMethod
 ) -> list[str]:
-    """Tells which baselines could not be trained, and why."""
+    """Tells which methods and baselines could not be trained, and why: each by the first
+    reason, as seeds and settings have one each.
+    """
+    index, reasons = experiment.index, {}
+    # Until all is done, other settings of a method may still be trained.
+    waits_for = index.algorithms if experiment.done < index.runs else ()
+    for skipped in index.skipped:
+        name = skipped.algorithm
+        if skipped.scenario == scenario and name not in (*runs, *waits_for):
+            reasons.setdefault(name, skipped.why)
     titles: dict[str, list[str]] = {}
-    for skipped in experiment.index.skipped:
-        is_baseline = skipped.runs == 0 and skipped.algorithm not in runs
-        if skipped.scenario == scenario and is_baseline:
-            titles.setdefault(skipped.why, []).append(skipped.algorithm)
+    for algorithm, why in reasons.items():
+        titles.setdefault(why, []).append(algorithm)
     return [
         f"not trained, so not compared: {join_names(names)}: {why}"
         for why, names in titles.items()

@@ -399,11 +399,14 @@ class SecureSumClient:
         )
         # Sums are of whole numbers modulo 2^32. Weights that go beyond it show what the
         # shares of clients do not tell.
-        total = float(np.abs(weights).sum(axis=1).max())
+        # With smaller ones each of many sums would round the same parts anew.
+        totals = np.abs(weights).sum(axis=1)
+        wrong = totals[(totals != 0) & ~(np.abs(totals - 1) <= 1e-9)]
         refuse_unless(
-            total <= 1 + 1e-9,
+            not wrong.size,
             Refusal.UNSAFE_SUM,
-            f"the weights of a sum add up to {total:g}, and have to add up to 1 at most",
+            f"the weights of a sum add up to {wrong.max(initial=0):g}, and have to add up"
+            " to 1, or be 0",
         )
         refuse_unless(
             self._equally is None or _are_equal(weights, self._equally),
@@ -413,8 +416,14 @@ class SecureSumClient:
         )
         # Whoever is named in a sum and has no part in it is missed by its neighbours, and
         # by nobody else: the sum would be one without that client.
+        # So everybody is told of the loss by the weights.
         around = set(neighbours_of(self._client, columns, MAX_NEIGHBOURS))
-        missing = [name in around.difference(session.neighbours) for name in columns]
+        present = {
+            name
+            for name, is_there in zip(session.neighbours, surviving, strict=True)
+            if is_there
+        }
+        missing = [name in around.difference(present) for name in columns]
         refuse_unless(
             not weights[:, missing].any(),
             Refusal.UNSAFE_SUM,
@@ -485,12 +494,14 @@ class SecureSumClient:
             for name, column in zip(session.columns, session.weights.T, strict=True)
             if name not in absent and (name in session.neighbours or column.any())
         ]
+        near = [name for name in members if name in session.neighbours]
         refuse_unless(
-            self._history.may_add(members, self._round, self._run),
+            self._history.may_add(members, near, self._round, self._run),
             Refusal.UNSAFE_SUM,
             "it has a part in sums of other clients: those of a sum have to be among"
-            " those of the sum before, and more than half of those of the first, so that"
-            " somebody knows all sums that may be combined",
+            " those of the sum before, its neighbours among its neighbours, and more than"
+            " half of those of the first, so that somebody knows all sums that may be"
+            " combined",
         )
         weights = session.weights.copy()
         weights[:, [name in absent for name in session.columns]] = 0
@@ -541,7 +552,12 @@ class SecureSumClient:
         # A client that is not asked to unmask a sum does not learn whether it was
         # computed. So the sum counts from when the vector is sent.
         self._history.record(
-            self._round, list(session.vector_name), together, members, self._run
+            self._round,
+            list(session.vector_name),
+            together,
+            members,
+            self._run,
+            near=near,
         )
 
     def _reveal_shares(

@@ -185,6 +185,25 @@ def test_a_chain_of_nearly_equal_sums_is_as_short_as_its_last_difference():
     assert others_lengths(apart).min() >= LEAST_LENGTH
 
 
+def test_a_further_sum_is_one_of_those_before_or_no_combination_of_them():
+    names = tuple("abcdef")
+    groups = np.kron(np.eye(2), np.full((1, 3), 1 / 3))
+    before = ReleasedSums().with_sums(names, groups)
+    assert before.with_sums(names, groups) is before
+    # As a sum is after losses: with all weights as much smaller.
+    assert before.with_sums(names, 0.8 * groups[:1]).are_repeated
+    for share in (0.5, 1e-3, 1e-12):
+        mixed = (1 - share) * groups[:1] + share * groups[1:]
+        assert not before.with_sums(names, mixed).are_repeated
+    assert not ReleasedSums().with_sums(names, np.vstack([groups, mixed])).are_repeated
+    # A difference below a step of the sums, too: how often one client's part is rounded
+    # otherwise, with the others' as before, tells its numbers.
+    close = groups.copy()
+    close[0, 0] += 1e-12
+    close[0, 1] -= 1e-12
+    assert others_lengths(before.with_sums(names, close).weights)[0] < LEAST_LENGTH
+
+
 def test_a_client_that_misses_a_round_is_the_difference_of_both():
     names = tuple("abcdefghij")
     everybody = np.full((1, 10), 0.1)
@@ -216,6 +235,10 @@ def test_a_history_outlives_a_process_and_ends_with_its_scope(scope, tmp_path):
     assert SumHistory(scope, path).is_past(1, "other") == (scope == "round")
     # Who was in the last sum, and how many were in the first, is kept, too.
     assert not again.may_add("abd", "ab", 4) and not again.may_add("a", "a", 4)
+    # c is not known to have had a part: it is no neighbour.
+    again.record(5, ["model", None], released, "abc", "third", near="ab")
+    assert again.may_add("abc", "ab", 5, "third")
+    assert not again.may_add("abc", "abc", 5, "third")
     assert again.may_add("ab", "ab", 4) and SumHistory(scope, path).members(4) == set(
         "abc"
     )

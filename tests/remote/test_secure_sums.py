@@ -839,6 +839,36 @@ def test_sums_in_whose_difference_the_others_round_to_zero_are_refused(
     assert sum(said in line for line in circle.lines) == 10
 
 
+@pytest.mark.parametrize("is_repeated", [True, False], ids=["repeated", "mixed"])
+def test_a_sum_that_mixes_those_before_is_refused(is_repeated, unchecked, monkeypatch):
+    """Many of them, each rounded in its own way, would show each client's digits."""
+    monkeypatch.setattr(SecureSumServer, "_unsafe_combination", lambda *_: "")
+    circle = Circle(names=tuple("abcdefgh"))
+    groups = np.kron(np.eye(2), np.full((1, 4), 0.25))
+    circle.run(groups)
+    circle.begin(1)
+    with nullcontext() if is_repeated else pytest.raises(TooFewClients):
+        circle.run(groups[:1] if is_repeated else [[0.125] * 8])
+    assert len(circle.lines) == (0 if is_repeated else 8)
+    assert all("one is a combination of others" in it for it in circle.lines)
+
+
+def test_a_neighbour_that_is_lost_has_no_weight_for_anybody():
+    """Clients that are no neighbours of it take its weight for its part in the sum."""
+    circle = Circle()
+
+    def without_e(task, name, arrays):
+        if task == VECTORS and name != "e":
+            arrays["there"] = arrays["there"].copy()
+            arrays["there"][NAMES.index("e")] = False
+        return arrays
+
+    circle.relay = without_e
+    with pytest.raises(TooFewClients):
+        circle.run(EVERYBODY)
+    assert sum("have no part in this sum" in line for line in circle.lines) == 4
+
+
 def test_clients_that_have_no_part_in_a_sum_hide_nobody():
     """Before, names without keys made the combination of two rounds look harmless."""
     circle, invented = Circle(), ("x", "y")

@@ -399,7 +399,7 @@ class SecureSumClient:
         )
         # Sums are of whole numbers modulo 2^32. Weights that go beyond it show what the
         # shares of clients do not tell.
-        # With smaller ones each of many sums would round the same parts anew.
+        # With smaller ones many sums would round the same parts again and again.
         totals = np.abs(weights).sum(axis=1)
         wrong = totals[(totals != 0) & ~(np.abs(totals - 1) <= 1e-9)]
         refuse_unless(
@@ -416,7 +416,7 @@ class SecureSumClient:
         )
         # Whoever is named in a sum and has no part in it is missed by its neighbours, and
         # by nobody else: the sum would be one without that client.
-        # So everybody is told of the loss by the weights.
+        # The weights of 0 say to all others that a client is lost.
         around = set(neighbours_of(self._client, columns, MAX_NEIGHBOURS))
         present = {
             name

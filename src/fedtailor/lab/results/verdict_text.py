@@ -346,7 +346,7 @@ def nonlinear_warnings(
     advice = (
         "a linear model misses what trees see: try --model auto"
         if linear
-        else "the model misses what trees see: try a wider one (--hidden)"
+        else "the model misses what trees see: try a wider one"
     )
     return [
         f"{about.title}{pooled} is better than every method, {tests.text(label)} against"

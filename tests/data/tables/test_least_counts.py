@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedtailor.data.tables import hiding
 from fedtailor.data.tables.encoding import MIN_ROWS
 from fedtailor.data.tables.hiding import counts_of, shown
 from fedtailor.data.tables.sums import ColumnSums
@@ -110,6 +111,43 @@ def test_no_listed_category_follows_to_have_rows_or_none(count):
     for alike in tables.values():
         assert np.min(alike, axis=0).max() == 0
         assert np.max(alike, axis=0).min() == MIN_ROWS - 1
+
+
+@pytest.mark.parametrize("unit", [1.0, 0.1, 1 / 3, 7.0])
+@pytest.mark.parametrize("few", [1, 2, 4, 5])
+def test_few_numbers_with_more_digits_lose_them(unit, few):
+    """Among ages 39.407 is the fraction of their sum, and its square that of the squares."""
+    rng = np.random.default_rng(few)
+    ordinary = rng.integers(20, 95, 300) * unit
+    cells = ordinary.copy()
+    cells[:few] += rng.integers(1, 1000, few) * unit / 1009
+    told = shown(pl.Series(cells), "number").to_numpy()
+    is_hidden = few < MIN_ROWS
+    np.testing.assert_allclose(told[few:], ordinary[few:])
+    if is_hidden:
+        assert np.abs(told / unit - np.rint(told / unit)).max() < 1e-9
+        assert np.abs(told - cells).max() <= unit / 2
+    else:
+        np.testing.assert_array_equal(told, cells)
+    # Days and the time of one.
+    days = ordinary / unit
+    days[0] += 0.407
+    days = shown(pl.Series(days), "date").to_numpy()
+    assert np.abs(days - np.rint(days)).max() < 1e-9
+
+
+def test_digits_of_ordinary_columns_are_kept():
+    rng = np.random.default_rng(0)
+    for numbers in (
+        rng.normal(size=60),
+        rng.normal(size=60).round(2),
+        rng.integers(0, 1000, 60).astype(float),
+        (rng.integers(900, 2600, 60) * 0.45359237).round(1),
+        # Half of them have one more digit.
+        np.r_[rng.integers(0, 300, 30), rng.integers(0, 3000, 30) / 10],
+    ):
+        told = hiding._without_finer(pl.Series(numbers), MIN_ROWS)
+        np.testing.assert_array_equal(told.to_numpy(), numbers)
 
 
 CELLS = {

@@ -53,6 +53,15 @@ _FINE = 1e-3
 _UNIT = 1e-11
 """Of the largest number: a smaller difference is rounding."""
 
+_FINER = 4
+"""So many times as fine as others are numbers whose digits tell them from these."""
+
+_BY_CHANCE = 0.1
+"""Others have a unit if they have it by chance less often than this."""
+
+_SAMPLES, _SAMPLE = 200, 5
+"""So many samples of so many numbers are looked at for the unit of all but a few."""
+
 
 def shown(
     values: pl.Series,
@@ -74,6 +83,8 @@ def shown(
     * Rows of a rare category become `RARE`, and if these are few, or as many as such
       categories can nearly have, the most frequent category. If there is none, the column
       is empty.
+    * If a few rows have more digits than all others (39.407 among whole numbers), they lose
+      them: what sums have beyond the others' unit would be of these rows alone.
     * If a few rows are so far from all others that mean and squares are nearly theirs,
       they become the nearest number of another row.
 
@@ -162,12 +173,57 @@ def _shown_numbers(values: pl.Series, least: int) -> pl.Series:
 
 
 def _without_small_groups(values: pl.Series, least: int) -> pl.Series:
-    """Numbers without rare and far ones."""
+    """Numbers without finer, rare and far ones."""
     while True:
-        changed = _without_far(_without_rare(values, least), least)
+        changed = _without_rare(_without_finer(values, least), least)
+        changed = _without_far(changed, least)
         if changed.equals(values):
             return values
         values = changed
+
+
+def _without_finer(values: pl.Series, least: int) -> pl.Series:
+    """Numbers of which a few have no more digits than all others.
+
+    The unit of all others is that of some of them: of many small samples of the distinct
+    numbers, some have none of the few.
+    """
+    numbers = values.drop_nulls().to_numpy()
+    distinct = np.unique(numbers)
+    if len(distinct) <= _SAMPLE:
+        return values
+    step = 10 * _UNIT * float(np.abs(distinct).max())
+    finest, coarsest = _unit_of(distinct), 1e-6 * float(np.ptp(distinct))
+    changed = numbers
+    random = np.random.default_rng(0)  # the same answer for the same column
+    for _ in range(_SAMPLES):
+        sample = distinct[random.integers(len(distinct), size=_SAMPLE)]
+        unit = _unit_of(sample)
+        if unit < _FINER * finest or unit <= coarsest:
+            continue
+        rounded = _multiples(numbers, sample[0], unit)
+        is_finer = np.abs(numbers - rounded) > step
+        if not 0 < np.count_nonzero(is_finer) < least:
+            continue
+        # By chance all but some `few` of n numbers, beside those of the sample, are
+        # multiples of r with a probability of r^(few - n) for each choice of these.
+        few = len(np.unique(numbers[is_finer]))
+        rest = len(distinct) - len(np.unique(sample)) - few
+        chance = math.log(math.comb(len(distinct), few))
+        chance -= rest * math.log(unit / finest)
+        if chance < math.log(_BY_CHANCE):
+            coarsest, changed = unit, np.where(is_finer, rounded, numbers)
+    if changed is numbers:
+        return values
+    places = values.is_not_null().arg_true()
+    return values.clone().scatter(places, pl.Series(changed, dtype=values.dtype))
+
+
+def _multiples(
+    numbers: NDArray[np.float64], start: float, unit: float
+) -> NDArray[np.float64]:
+    """Numbers rounded to whole units from a start."""
+    return start + np.rint((numbers - start) / unit) * unit
 
 
 def _without_rare(values: pl.Series, least: int) -> pl.Series:

@@ -205,6 +205,7 @@ def test_commands_on_a_hostile_table(hostile_table, hostile_run, tmp_path, capsy
         ["predict", run, path, "--out", tmp_path / "p\x1b[31m.csv"],
         ["predict", run, path],
         ["predict", run, path, "--client", clients[0], "--probabilities"],
+        ["predict", run, path, "--threshold", "f1"],
         ["predict", run, path, "--client", f"\n{FORGED}\x1b"],
         ["predict", run, run],
         ["run", "fedavg\x1b", "digits-rotated"],

@@ -13,6 +13,7 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 
 from fedtailor._base.choice import require
+from fedtailor._base.printable import markdown_text
 from fedtailor.data.tables.target import label_text
 from fedtailor.deployment.data import is_of_machines
 from fedtailor.deployment.opening import OpenedRun, final_folder, is_export, open_run
@@ -237,7 +238,8 @@ def card_thresholds(run: OpenedRun, client: str) -> list[str]:
             raise
         except ValueError:
             return []
-        lines += [f"- {line}" for line in threshold_lines(thresholds, [client])]
+        for line in threshold_lines(thresholds, [client]):
+            lines.append(f"- {markdown_text(line)}")
     return lines
 
 

@@ -22,17 +22,21 @@ def fitted(
 ) -> Any:
     """The function from inputs to outputs of LightGBM with its default settings."""
     classes = problem.classes
-    if classes is not None and len(np.unique(y)) == 1:
+    if len(np.unique(y)) == 1:  # LightGBM takes neither one row nor one class
+        if classes is None:
+            return lambda inputs: np.full(len(inputs), float(y[0]))
         only = np.where(np.arange(classes) == y[0], 0.0, np.log(_SMALLEST))
         return lambda inputs: np.tile(only, (len(inputs), 1))
     kind = LGBMRegressor if classes is None else LGBMClassifier
     model = kind(random_state=problem.seed, n_jobs=1, verbose=-1)
     model.fit(x, y, categorical_feature=categories)
-    if classes is None:
-        return model.predict
 
     def predict(inputs: np.ndarray) -> np.ndarray:
+        if classes is None:
+            return model.predict(inputs) if len(inputs) else np.zeros(0)
         found = np.full((len(inputs), classes), _SMALLEST)
+        if not len(inputs):
+            return found
         found[:, model.classes_.astype(int)] = model.predict_proba(inputs)
         return np.log(np.maximum(found, _SMALLEST))
 

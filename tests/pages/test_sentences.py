@@ -364,6 +364,7 @@ EXPLAINS = {
         "say something about the examples",
         "what each measure protects against",
         "The promises on this page are attacked again",
+        "Two leaks are open",
         "single columns, measurements, boosting, trained models",
         "can be learnt: from models",
         "Use noise where",

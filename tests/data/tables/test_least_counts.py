@@ -136,6 +136,26 @@ def test_few_numbers_with_more_digits_lose_them(unit, few):
     assert np.abs(days - np.rint(days)).max() < 1e-9
 
 
+@pytest.mark.parametrize("others", ["range", "sentinel", "two kinds"])
+def test_decimals_of_few_rows_are_hidden_beside_any_numbers(others):
+    rng = np.random.default_rng(0)
+    cells = rng.integers(0, 1000, 400).astype(float)
+    if others == "range":
+        cells = rng.integers(0, 5_000_000, 400).astype(float)
+    if others == "sentinel":
+        cells[100:120] = 9_999_999
+    places = 0
+    if others == "two kinds":
+        cells[10:13] += [0.12, 0.25, 0.38]
+        places = 2
+    ordinary = cells.copy()
+    cells[:2] += [0.407, 0.113]
+    told = hiding._without_finer(pl.Series(cells), MIN_ROWS).to_numpy()
+    np.testing.assert_allclose(np.round(told, places), told, rtol=0, atol=1e-9)
+    np.testing.assert_allclose(told, ordinary, rtol=0, atol=0.5)
+    np.testing.assert_array_equal(told[13:], ordinary[13:])
+
+
 def test_digits_of_ordinary_columns_are_kept():
     rng = np.random.default_rng(0)
     for numbers in (

@@ -56,6 +56,12 @@ _UNIT = 1e-11
 _FINER = 4
 """So many times as fine as others are numbers whose digits tell them from these."""
 
+_LAST_DIGIT = 2.0**-49
+"""Of a number: results of a calculation differ by less from a number of few decimals."""
+
+_MOST_DECIMALS = 9
+"""Numbers with more decimals are as good as any."""
+
 _BY_CHANCE = 0.1
 """Others have a unit if they have it by chance less often than this."""
 
@@ -185,13 +191,19 @@ def _without_small_groups(values: pl.Series, least: int) -> pl.Series:
 def _without_finer(values: pl.Series, least: int) -> pl.Series:
     """Numbers of which a few have no more digits than all others.
 
-    The unit of all others is that of some of them: of many small samples of the distinct
+    They have no more decimals than enough rows have. Where the others have another unit,
+    such as thirds, it is that of some of them: of many small samples of the distinct
     numbers, some have none of the few.
     """
-    numbers = values.drop_nulls().to_numpy()
-    distinct = np.unique(numbers)
-    if len(distinct) <= _SAMPLE:
+    present = values.drop_nulls().to_numpy()
+    if not len(present):
         return values
+    numbers, decimals = _without_decimals(present, least)
+    distinct = np.unique(numbers)
+    if len(distinct) == 1 and np.count_nonzero(present == distinct[0]) < least:
+        return values.clear(len(values))
+    if len(distinct) <= _SAMPLE:
+        return _with_numbers(values, present, numbers)
     step = 10 * _UNIT * float(np.abs(distinct).max())
     finest, coarsest = _unit_of(distinct), 1e-6 * float(np.ptp(distinct))
     changed = numbers
@@ -199,6 +211,8 @@ def _without_finer(values: pl.Series, least: int) -> pl.Series:
     for _ in range(_SAMPLES):
         sample = distinct[random.integers(len(distinct), size=_SAMPLE)]
         unit = _unit_of(sample)
+        if decimals <= _MOST_DECIMALS:
+            unit = float(np.round(unit, decimals))
         if unit < _FINER * finest or unit <= coarsest:
             continue
         rounded = _multiples(numbers, sample[0], unit)
@@ -213,10 +227,33 @@ def _without_finer(values: pl.Series, least: int) -> pl.Series:
         chance -= rest * math.log(unit / finest)
         if chance < math.log(_BY_CHANCE):
             coarsest, changed = unit, np.where(is_finer, rounded, numbers)
-    if changed is numbers:
+    return _with_numbers(values, present, changed)
+
+
+def _with_numbers(
+    values: pl.Series, present: NDArray[Any], changed: NDArray[Any]
+) -> pl.Series:
+    """A column with other numbers where it has some."""
+    if changed is present:
         return values
     places = values.is_not_null().arg_true()
     return values.clone().scatter(places, pl.Series(changed, dtype=values.dtype))
+
+
+def _without_decimals(numbers: NDArray[Any], least: int) -> tuple[NDArray[Any], int]:
+    """Numbers with no more decimals than `least` rows have or exceed, and how many these
+    are.
+    """
+    decimals = np.full(len(numbers), _MOST_DECIMALS + 1)
+    for places in range(_MOST_DECIMALS, -1, -1):
+        scaled = numbers * 10.0**places
+        is_whole = np.abs(scaled - np.rint(scaled)) <= _LAST_DIGIT * np.abs(scaled)
+        decimals[is_whole] = places
+    most = int(np.sort(decimals)[-min(least, len(decimals))])
+    is_finer = decimals > most
+    if not is_finer.any():
+        return numbers, most
+    return np.where(is_finer, np.round(numbers, most), numbers), most
 
 
 def _multiples(

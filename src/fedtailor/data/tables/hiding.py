@@ -246,9 +246,10 @@ def _without_decimals(numbers: NDArray[Any], least: int) -> tuple[NDArray[Any], 
     """
     decimals = np.full(len(numbers), _MOST_DECIMALS + 1)
     for places in range(_MOST_DECIMALS, -1, -1):
-        scaled = numbers * 10.0**places
-        is_whole = np.abs(scaled - np.rint(scaled)) <= _LAST_DIGIT * np.abs(scaled)
-        decimals[is_whole] = places
+        with np.errstate(over="ignore", invalid="ignore"):  # of numbers beyond 1e299
+            scaled = numbers * 10.0**places
+            away = np.abs(scaled - np.rint(scaled))
+        decimals[away <= _LAST_DIGIT * np.abs(scaled)] = places
     most = int(np.sort(decimals)[-min(least, len(decimals))])
     is_finer = decimals > most
     if not is_finer.any():

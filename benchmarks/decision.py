@@ -168,8 +168,7 @@ def measure(name: str, out: Path) -> None:
     labels = {it.about.name: baseline_label(it) for it in baselines}
     runs = {label: it for label, it in experiment.runs[scenario].items() if it}
     tests = Tests(runs, {baseline_label(it): it for it in baselines})
-    labels |= dict.fromkeys(runs)
-    labels = {name: label or name for name, label in labels.items()}
+    labels |= {label: label for label in runs}
     method = verdict.recommendation.method
     gains = {
         name: tests.gain(label, labels[method])

@@ -166,11 +166,11 @@ def _basis(weights: Float[np.ndarray, "s c"]) -> Float[np.ndarray, "r c"]:
     return directions[sizes > TOLERANCE]
 
 
-def _independent(weights: Float[np.ndarray, "s c"]) -> Float[np.ndarray, "r c"]:
-    """The rows of weights that are no combination of those before."""
+def _independent(weights: Float[np.ndarray, "s c"]) -> list[int]:
+    """The indices of the rows of weights that are no combination of those before."""
     basis = np.zeros((0, weights.shape[1]))
     chosen = []
-    for row in weights:
+    for index, row in enumerate(weights):
         length = np.linalg.norm(row)
         if length == 0:
             continue
@@ -180,16 +180,24 @@ def _independent(weights: Float[np.ndarray, "s c"]) -> Float[np.ndarray, "r c"]:
         apart = np.linalg.norm(rest)
         if apart > SAME:
             basis = np.vstack([basis, rest / apart])
-            chosen.append(row)
-    return np.array(chosen).reshape(-1, weights.shape[1])
+            chosen.append(index)
+    return chosen
 
 
-def _are_repeated(weights: Float[np.ndarray, "s c"]) -> bool:
-    """Whether each row of weights that is a combination of others is one of them."""
+def _are_repeated(weights: Float[np.ndarray, "s c"], independent: list[int]) -> bool:
+    """Whether each row of weights that is a combination of others is one of them.
+
+    Args:
+        weights: the rows.
+        independent: the indices of those that are no combinations.
+    """
     totals = np.abs(weights).sum(axis=1, keepdims=True)
-    rows = weights[totals[:, 0] > 0] / totals[totals[:, 0] > 0]
-    chosen = _independent(rows)
-    return all(bool((np.abs(chosen - row).max(axis=1) <= SAME).any()) for row in rows)
+    rows = weights / np.where(totals > 0, totals, 1)
+    chosen = rows[independent]
+    return all(
+        bool((np.abs(chosen - row).max(axis=1) <= SAME).any())
+        for row in rows[totals[:, 0] > 0]
+    )
 
 
 def others_lengths(weights: Float[np.ndarray, "s c"]) -> Float[np.ndarray, " c"]:
@@ -202,7 +210,7 @@ def others_lengths(weights: Float[np.ndarray, "s c"]) -> Float[np.ndarray, " c"]
     Args:
         weights: weight of each client in each sum.
     """
-    rows = _independent(weights)
+    rows = weights[_independent(weights)]
     if not len(rows):
         return np.full(weights.shape[1], np.inf)
     products = rows @ rows.T
@@ -247,9 +255,10 @@ class ReleasedSums:
         rows = np.zeros((before + len(weights), len(together)))
         rows[:before, [together.index(name) for name in self.names]] = self.weights
         rows[before:, [together.index(name) for name in names]] = weights
-        chosen, are_repeated = _independent(rows), _are_repeated(rows)
+        chosen = _independent(rows)
+        are_repeated = _are_repeated(rows, chosen)
         is_new = len(chosen) > before or not self.names or not are_repeated
-        return ReleasedSums(together, chosen, are_repeated) if is_new else self
+        return ReleasedSums(together, rows[chosen], are_repeated) if is_new else self
 
     def shows_the_same_as(self, other: "ReleasedSums") -> bool:
         """Whether other sums have the same combinations."""

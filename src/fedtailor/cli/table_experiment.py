@@ -210,7 +210,7 @@ def prepare_table_experiment(
         f"{ORACLE} needs to know who belongs together, and cannot be trained over"
         " machines; leave it out, or --deployable",
     )
-    notes = []
+    left_out = ""
     if options.weight is not None or options.class_weights is not None:
         counting = [
             method
@@ -226,9 +226,7 @@ def prepare_table_experiment(
         if counting:
             others = tuple(it for it in options.algorithms if it not in counting)
             options = replace(options, algorithms=others)
-            notes.append(
-                f"  Left out: {', '.join(counting)}, as it takes no weights.\n"
-            )
+            left_out = f"  Left out: {', '.join(counting)}, as it takes no weights.\n"
     # Check the options before a large file is read.
     experiment = table_experiment(path, options, rates)
     table = from_table(path, seed=options.all_seeds()[0], **changed_options(options))
@@ -244,7 +242,7 @@ def prepare_table_experiment(
     experiment = table_experiment(
         path, options, rates, ridge_of(table), len(table.seen)
     )
-    return experiment, f"{table_description(table)}\n{''.join(notes)}"
+    return experiment, f"{table_description(table)}\n{left_out}"
 
 
 def is_cross_validated(options: TableComparisonOptions, experiment: Experiment) -> bool:

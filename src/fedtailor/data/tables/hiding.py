@@ -279,8 +279,7 @@ def _without_rare(values: pl.Series, least: int) -> pl.Series:
     few = np.flatnonzero(~np.isin(coarse, shared))
     coarse = coarse.copy()
     coarse[few] = shared[np.abs(coarse[few][:, None] - shared).argmin(axis=1)]
-    places = values.is_not_null().arg_true()
-    return values.clone().scatter(places, pl.Series(coarse, dtype=values.dtype))
+    return _with_numbers(values, present, coarse)
 
 
 def _coarse(numbers: NDArray[Any], least: int) -> NDArray[Any]:

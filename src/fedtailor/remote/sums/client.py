@@ -107,6 +107,10 @@ class _Session:
     weights: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
     shares: dict[str, tuple[bytes, bytes]] = field(default_factory=dict)
 
+    def neighbours_in(self, chosen: np.ndarray) -> set[str]:
+        """The neighbours that are chosen [neighbours]."""
+        return set(np.array(self.neighbours, object)[chosen])
+
 
 class SecureSumClient:
     """Answers the stages of `secure_sums` for one client.
@@ -415,15 +419,11 @@ class SecureSumClient:
             " with no others",
         )
         # Whoever is named in a sum and has no part in it is missed by its neighbours, and
-        # by nobody else: the sum would be one without that client.
-        # The weights of 0 say to all others that a client is lost.
+        # by nobody else: the sum would be one without that client. So the weight of one
+        # that is lost is 0, which says to all others that it is.
         around = set(neighbours_of(self._client, columns, MAX_NEIGHBOURS))
-        present = {
-            name
-            for name, is_there in zip(session.neighbours, surviving, strict=True)
-            if is_there
-        }
-        missing = [name in around.difference(present) for name in columns]
+        gone = around - session.neighbours_in(surviving)
+        missing = [name in gone for name in columns]
         refuse_unless(
             not weights[:, missing].any(),
             Refusal.UNSAFE_SUM,
@@ -483,11 +483,7 @@ class SecureSumClient:
         Raises:
             Refused: a combination shows a vector.
         """
-        absent = [
-            name
-            for name, is_there in zip(session.neighbours, there, strict=True)
-            if not is_there
-        ]
+        absent = session.neighbours_in(~there)
         # Of more clients than it adds with, some are not neighbours.
         members = [
             name
@@ -575,11 +571,7 @@ class SecureSumClient:
             "the request to unmask is not well formed",
         )
         assert arrived is not None
-        senders = {
-            name
-            for name, has_arrived in zip(session.neighbours, arrived, strict=True)
-            if has_arrived
-        }
+        senders = session.neighbours_in(arrived)
         refuse_unless(
             senders <= set(session.shares) and self._client in senders,
             Refusal.UNSAFE_SUM,

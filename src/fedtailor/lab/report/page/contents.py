@@ -23,6 +23,7 @@ from fedtailor.lab.results.decision_file import decisions_of
 from fedtailor.lab.results.experiment import StoredExperiment
 from fedtailor.lab.results.stored import Seeds, mean_sizes
 from fedtailor.lab.results.tables import Cell, Number, ReportTable
+from fedtailor.lab.results.thresholds import threshold_table, thresholds_of_stored
 from fedtailor.lab.results.units import Unit, unit_of
 from fedtailor.lab.results.verdict import Verdict
 
@@ -96,6 +97,7 @@ def scenario_sections(
         fold_long_tables(diagnostics(runs)),
         costs(comparison.cost_table(experiment, scenario)),
         *calibration(runs),
+        *thresholds(scenario, runs, decision),
         *sets(scenario, runs, decision),
         *survival_section(runs),
         data_card(experiment.index.scenarios[scenario], first),
@@ -325,15 +327,36 @@ def calibration(runs: Mapping[str, Seeds]) -> list[Section]:
     return [Section("Calibration", paragraphs, charts=charts, tables=tables)]
 
 
+def thresholds(
+    scenario: str, runs: Mapping[str, Seeds], decision: Decision
+) -> list[Section]:
+    """The section about thresholds of two classes, of the method with the best mean.
+
+    Returns:
+        One section; none if its first run has no validation rows of two classes.
+    """
+    label = _best_label(runs, decision)
+    first = runs[label][0]
+    found = thresholds_of_stored(first)
+    if not found:
+        return []
+    title = f"{scenario}: thresholds, {label}, seed {first.seed}"
+    clients = first.clients["client"].to_list()
+    paragraph = (
+        "`fedtailor predict --threshold` predicts the second class from a probability on"
+        " that validation rows chose."
+    )
+    table = threshold_table(title, found, clients)
+    return [fold_long_tables(Section("Thresholds", [paragraph], tables=[table]))]
+
+
 def sets(scenario: str, runs: Mapping[str, Seeds], decision: Decision) -> list[Section]:
     """The section about sets and intervals, of the method with the best mean.
 
     Returns:
         One section; none if its runs have stored no validation rows.
     """
-    # Candidates that are no methods, such as trees, have no runs.
-    means = {} if decision.winner is None else decision.winner.means
-    label = next(it for it in (*means, *runs) if it in runs)
+    label = _best_label(runs, decision)
     title = f"{scenario}: sets and intervals of {100 * COVERAGE:g} %, {label}"
     table = coverage_table(title, runs[label])
     if table is None:
@@ -343,6 +366,13 @@ def sets(scenario: str, runs: Mapping[str, Seeds], decision: Decision) -> list[S
         " that hold the truth in a stated share of rows."
     )
     return [fold_long_tables(Section("What sets hold", [paragraph], tables=[table]))]
+
+
+def _best_label(runs: Mapping[str, Seeds], decision: Decision) -> str:
+    """The method with the best mean."""
+    # Candidates that are no methods, such as trees, have no runs.
+    means = {} if decision.winner is None else decision.winner.means
+    return next(it for it in (*means, *runs) if it in runs)
 
 
 def _measured_calibration(runs: Mapping[str, Seeds]) -> list[ReportTable]:

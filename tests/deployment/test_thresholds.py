@@ -13,7 +13,7 @@ from fedtailor.deployment.calibration import calibration_at
 from fedtailor.deployment.opening import models_at, open_run
 from fedtailor.deployment.predictions import predictions
 from fedtailor.deployment.thresholds import thresholds_at, thresholds_of
-from fedtailor.lab.report.page.contents import thresholds as thresholds_section
+from fedtailor.lab.report.page import contents
 from fedtailor.lab.results.decision import Decision
 from fedtailor.lab.results.stored import StoredRun
 from fedtailor.lab.results.thresholds import (
@@ -181,10 +181,11 @@ def test_predict_prints_what_was_chosen(rare, capsys):
     header = "row,client,prediction,probability,p(yes),threshold"
     assert output.out.splitlines()[0] == header
     text = " ".join(output.err.split())
-    assert "sensitivity, % specificity, %" in text
-    assert re.search(r"a specificity=0.9 own: \d+, \d+ 0\.\d{3} \d+, \d+ ", text)
-    assert re.search(r"b specificity=0.9 all clients': \d+, \d+ 0\.\d{3} ", text)
-    assert re.search(r"all 2 specificity=0.9 \d+, \d+ \d+\.\d \(", text)
+    assert "sensitivity, specificity, F1, mean" in text
+    assert re.search(r"a specificity=0.9 \d+, \d+ 0\.\d{3} \d+, \d+ ", text)
+    assert re.search(r"b specificity=0.9 \d+, \d+ 0\.\d{3} ", text)
+    assert re.search(r"all 2 specificity=0.9 \d+, \d+ \d+\.\d ", text)
+    assert "its own" in text and "all clients'" in text
     assert "A client with fewer than 50 validation rows of a class has the" in text
 
 
@@ -198,18 +199,14 @@ def test_all_rules_and_clients_are_in_one_table(rare):
     ]
     stored = thresholds_of_stored(StoredRun(rare))
     assert threshold_table("t", stored, run.names) == table
-    for row, rule in zip(table.rows, 3 * RULES, strict=True):
+    for row, below, rule in zip(table.rows, table.below, 3 * RULES, strict=True):
         thresholds = thresholds_of(run, rule)
         names = run.names if row[0] == "all 2" else [row[0]]
         expected = thresholds.measured(names).measures
-        for cell, interval in zip(
-            row[5:8],
-            (expected.sensitivity, expected.specificity, expected.f1),
-            strict=True,
-        ):
+        intervals = (expected.sensitivity, expected.specificity, expected.f1)
+        for cell, ends, interval in zip(row[5:8], below[5:8], intervals, strict=True):
             assert cell.mean == 100 * interval.estimate
-            ends = f"({100 * interval.low:.1f} to {100 * interval.high:.1f})"
-            assert cell.text == f"{cell.mean:.1f} {ends}"
+            assert ends == f"{100 * interval.low:.1f} to {100 * interval.high:.1f}"
         if len(names) == 1:
             odds = thresholds.of(row[0]).log_odds
             assert row[3].mean == pytest.approx(1 / (1 + np.exp(-odds)))
@@ -218,11 +215,19 @@ def test_all_rules_and_clients_are_in_one_table(rare):
     assert "1 more clients are not listed" in some.note
 
 
-def test_pages_have_a_section_of_thresholds(rare, numbers):
+def test_pages_have_a_section_of_thresholds(rare, numbers, monkeypatch):
     decision = Decision("s", "accuracy")
-    (section,) = thresholds_section("s", {"fedavg": [StoredRun(rare)]}, decision)
+    (section,) = contents.thresholds("s", {"fedavg": [StoredRun(rare)]}, decision)
     assert section.tables[0].title == "s: thresholds, fedavg, seed 0"
-    assert thresholds_section("s", {"fedavg": [StoredRun(numbers)]}, decision) == []
+    assert len(section.tables[0].rows) == 9
+    monkeypatch.setattr(contents, "MAX_THRESHOLD_CLIENTS", 1)
+    (section,) = contents.thresholds("s", {"fedavg": [StoredRun(rare)]}, decision)
+    assert [row[0] for row in section.tables[0].rows] == 3 * ["a"] + 3 * ["all 2"]
+    # Rows of earlier versions have no log-odds.
+    earlier = StoredRun(rare)
+    earlier.__dict__["rows"] = earlier.rows.drop("log_odds")
+    assert contents.thresholds("s", {"fedavg": [earlier]}, decision) == []
+    assert contents.thresholds("s", {"fedavg": [StoredRun(numbers)]}, decision) == []
 
 
 def test_cards_have_thresholds(rare, numbers):
@@ -230,9 +235,9 @@ def test_cards_have_thresholds(rare, numbers):
     assert "## Thresholds" in card
     run = open_run(rare)
     found = [thresholds_of(run, rule) for rule in RULES]
-    assert threshold_table("", found, ["a"]).markdown() in card
+    assert threshold_table("", found, ["a"]).markdown().strip() in card
     for rule in RULES:
-        assert f"| a | {rule} | own: " in card
+        assert re.search(rf"\| a \| {rule} \| \d+, \d+ \(its own\) ", card)
     assert "## Thresholds" not in ft.model_card(open_run(numbers), "a")
 
 
@@ -315,4 +320,4 @@ def test_exports_are_refused(rare, tmp_path, capsys):
     shutil.copy(rare.parent / "table.csv", tmp_path / "table.csv")
     assert "name the run or the final models" in refused(out, capsys)
     # Their cards have them.
-    assert "| a | f1 | own: " in next((out / "cards").glob("*-a.md")).read_text()
+    assert "| a | f1 | " in next((out / "cards").glob("*-a.md")).read_text()

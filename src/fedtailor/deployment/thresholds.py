@@ -170,8 +170,8 @@ def card_thresholds(run: OpenedRun, final: Path | None, client: str) -> list[str
     except ValueError:
         return []
     statement = None if final is None else thresholds_statement(final)
-    said = [] if statement is None else [f"{statement[0].upper()}{statement[1:]}."]
-    return [threshold_table("", found, [client]).markdown(), *said]
+    said = [] if statement is None else ["", f"{statement[0].upper()}{statement[1:]}."]
+    return [threshold_table("", found, [client]).markdown().strip(), *said]
 
 
 def log_odds(outputs: Float[NDArray, "n 2"]) -> Float[NDArray, " n"]:

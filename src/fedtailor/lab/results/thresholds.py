@@ -92,13 +92,21 @@ class Thresholds:
 
     def of(self, client: str) -> ChosenThreshold:
         """The threshold of a client, which may be one without rows of its own."""
+        if client not in self._with_own:
+            return self.pooled
         if client not in self._known:
             rows = self.validation.filter(pl.col("client") == client)
-            positives = int(rows["is_positive"].sum())
-            is_own = min(positives, len(rows) - positives) >= OWN_ROWS
-            chosen = self._chosen(rows, is_own=True) if is_own else self.pooled
-            self._known[client] = chosen
+            self._known[client] = self._chosen(rows, is_own=True)
         return self._known[client]
+
+    @cached_property
+    def _with_own(self) -> frozenset[str]:
+        """The clients with enough validation rows of their own."""
+        positives = pl.col("is_positive").sum()
+        counts = self.validation.group_by("client").agg(
+            least=pl.min_horizontal(positives, pl.len() - positives)
+        )
+        return frozenset(counts.filter(pl.col("least") >= OWN_ROWS)["client"])
 
     def measured(self, clients: Sequence[str]) -> MeasuredThreshold | None:
         """How good the thresholds of some clients are on their test rows together; None
@@ -206,7 +214,10 @@ def predicts_two_classes(run: StoredRun) -> bool:
     """Whether a run predicts two classes by their log loss, and has stored rows of them."""
     model = run.manifest["model"]
     is_classes = predicted_kind(run.rows, model["loss"]) == "classes"
-    return is_classes and model["outputs"] == 2
+    if run.rows is None or not is_classes or model["outputs"] != 2:
+        return False
+    # Earlier versions stored none.
+    return "log_odds" in run.rows.columns
 
 
 def thresholds_of_stored(run: StoredRun) -> list[Thresholds]:
@@ -251,70 +262,75 @@ def threshold_table(
         f"validation rows,\n{label} and others",
         f"p({label})\nfrom",
         f"test rows,\n{label} and others",
-        "sensitivity, %",
-        "specificity, %",
-        "F1, %",
+        "sensitivity,\n%",
+        "specificity,\n%",
+        "F1,\n%",
         f"mean\np({label}), %",
         f"{label},\n%",
     ]
-    rows = [_row(it, name) for name in clients[:listed] for it in found]
+    lines = [_line(it, [name]) for name in clients[:listed] for it in found]
     if len(clients) > 1:
-        for it in found:
-            rows.append(
-                [f"all {len(clients)}", it.rule, "", "", *_measured(it, clients)]
-            )
+        lines += [_line(it, clients) for it in found]
+    rows = [[cell for cell, _ in line] for line in lines]
+    below = [[interval for _, interval in line] for line in lines]
     note = (
         f"{label} is predicted where p({label}) is at least the threshold, which"
-        " validation rows chose. Test rows measured it: intervals are of 95 %."
+        " validation rows chose. Test rows measured it, with 95 % intervals."
     )
     hidden = len(clients) - len(clients[:listed])
     if hidden:
         note += f" {hidden} more clients are not listed; a model card has those of one."
-    if not all(it.of(name).is_own for it in found[:1] for name in clients[:listed]):
+    if not all(found[0].of(name).is_own for name in clients):
         note += (
             f" A client with fewer than {OWN_ROWS} validation rows of a class has the"
             " threshold of all clients' rows together, which reached the share asked for"
             " on these together, not for each client."
         )
-    return ReportTable(title, columns, rows, text=3, note=note)
+    return ReportTable(title, columns, rows, text=2, note=note, below=below)
 
 
-def _row(thresholds: Thresholds, client: str) -> list[Cell]:
-    found = thresholds.of(client)
-    whose = "own" if found.is_own else "all clients'"
-    value = float(share_of_log_odds(np.float64(found.log_odds)))
+def _line(thresholds: Thresholds, clients: Sequence[str]) -> list[tuple[Cell, str]]:
+    """The cells of a line, with what is below them; several clients are measured together."""
+    line: list[tuple[Cell, str]]
+    if len(clients) > 1:
+        line = [(f"all {len(clients)}", ""), (thresholds.rule, ""), ("", ""), ("", "")]
+    else:
+        found = thresholds.of(clients[0])
+        line = [
+            (clients[0], ""),
+            (thresholds.rule, ""),
+            (
+                _rows(found.positives, found.negatives),
+                "its own" if found.is_own else "all clients'",
+            ),
+            _number(float(share_of_log_odds(np.float64(found.log_odds))), 3),
+        ]
+    measured = thresholds.measured(clients)
+    if measured is None:
+        return [*line, ("none", ""), *[("-", "")] * 5]
+    it = measured.measures
     return [
-        client,
-        thresholds.rule,
-        f"{whose}: {found.positives:,}, {found.negatives:,}",
-        Number(value, f"{value:.3f}"),
-        *_measured(thresholds, [client]),
+        *line,
+        (_rows(it.positives, it.negatives), ""),
+        *(_percent(interval) for interval in (it.sensitivity, it.specificity, it.f1)),
+        _number(100 * measured.probability, 1),
+        _number(100 * measured.share, 1),
     ]
 
 
-def _measured(thresholds: Thresholds, clients: Sequence[str]) -> list[Cell]:
-    """What test rows measure, in the cells of a line."""
-    found = thresholds.measured(clients)
-    if found is None:
-        return ["none", *["-"] * 5]
-    measures = found.measures
-    return [
-        f"{measures.positives:,}, {measures.negatives:,}",
-        _percent(measures.sensitivity),
-        _percent(measures.specificity),
-        _percent(measures.f1),
-        Number(100 * found.probability, f"{100 * found.probability:.1f}"),
-        Number(100 * found.share, f"{100 * found.share:.1f}"),
-    ]
+def _rows(positives: int, negatives: int) -> Number:
+    return Number(positives + negatives, f"{positives:,}, {negatives:,}")
 
 
-def _percent(interval: Interval) -> Cell:
+def _number(value: float, digits: int) -> tuple[Cell, str]:
+    return Number(value, f"{value:.{digits}f}"), ""
+
+
+def _percent(interval: Interval) -> tuple[Cell, str]:
     if np.isnan(interval.estimate):
-        return "-"
-    share, low, high = (
-        100 * value for value in (interval.estimate, interval.low, interval.high)
-    )
-    return Number(share, f"{share:.1f} ({low:.1f} to {high:.1f})")
+        return "-", ""
+    share, _ = _number(100 * interval.estimate, 1)
+    return share, f"{100 * interval.low:.1f} to {100 * interval.high:.1f}"
 
 
 def _weights(rows: pl.DataFrame) -> NDArray[np.float64] | None:

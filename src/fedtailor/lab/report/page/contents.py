@@ -33,6 +33,8 @@ MAX_PICTURES = 8
 """Maximum number of methods whose gains are drawn; the table has all methods."""
 MAX_OPEN_ROWS = 60
 """A longer table of gains, or of what a method found, is folded."""
+MAX_THRESHOLD_CLIENTS = 100
+"""Maximum number of clients whose thresholds are listed; each has three lines."""
 CALIBRATION = ("calibration_error", "brier", "log_loss")
 """Metrics of how well probabilities are calibrated."""
 
@@ -330,12 +332,12 @@ def calibration(runs: Mapping[str, Seeds]) -> list[Section]:
 def thresholds(
     scenario: str, runs: Mapping[str, Seeds], decision: Decision
 ) -> list[Section]:
-    """The section about thresholds of two classes, of the method with the best mean.
+    """The section about thresholds of two classes, of the method to use.
 
     Returns:
         One section; none if its first run has no validation rows of two classes.
     """
-    label = _best_label(runs, decision)
+    label = _shown_method(runs, decision)
     first = runs[label][0]
     found = thresholds_of_stored(first)
     if not found:
@@ -344,19 +346,20 @@ def thresholds(
     clients = first.clients["client"].to_list()
     paragraph = (
         "`fedtailor predict --threshold` predicts the second class from a probability on"
-        " that validation rows chose."
+        " that validation rows chose. Final models of this method have these thresholds,"
+        " which are of the first split."
     )
-    table = threshold_table(title, found, clients)
+    table = threshold_table(title, found, clients, MAX_THRESHOLD_CLIENTS)
     return [fold_long_tables(Section("Thresholds", [paragraph], tables=[table]))]
 
 
 def sets(scenario: str, runs: Mapping[str, Seeds], decision: Decision) -> list[Section]:
-    """The section about sets and intervals, of the method with the best mean.
+    """The section about sets and intervals, of the method to use.
 
     Returns:
         One section; none if its runs have stored no validation rows.
     """
-    label = _best_label(runs, decision)
+    label = _shown_method(runs, decision)
     title = f"{scenario}: sets and intervals of {100 * COVERAGE:g} %, {label}"
     table = coverage_table(title, runs[label])
     if table is None:
@@ -368,11 +371,12 @@ def sets(scenario: str, runs: Mapping[str, Seeds], decision: Decision) -> list[S
     return [fold_long_tables(Section("What sets hold", [paragraph], tables=[table]))]
 
 
-def _best_label(runs: Mapping[str, Seeds], decision: Decision) -> str:
-    """The method with the best mean."""
-    # Candidates that are no methods, such as trees, have no runs.
+def _shown_method(runs: Mapping[str, Seeds], decision: Decision) -> str:
+    """The method that is recommended; without a verdict, that with the best mean."""
+    recommended = [decision.verdict.recommendation.method] if decision.verdict else []
     means = {} if decision.winner is None else decision.winner.means
-    return next(it for it in (*means, *runs) if it in runs)
+    # Candidates that are no methods, such as trees, have no runs.
+    return next(it for it in (*recommended, *means, *runs) if it in runs)
 
 
 def _measured_calibration(runs: Mapping[str, Seeds]) -> list[ReportTable]:

@@ -257,7 +257,11 @@ TESTED = {
             "test_few_missing_cells_are_filled_by_cells_near_the_mean",
         ),
         "Rows of a rare category": (
-            "test_few_rows_of_a_category_are_counted_to_the_most_frequent",
+            "test_few_rows_of_a_category_count_as_the_first_other",
+            "test_no_count_of_few_rows_follows_from_yes_and_no",
+        ),
+        "rows of the most frequent one as of another": (
+            "test_no_count_of_few_rows_follows_from_counts_of_categories",
         ),
         "Numbers that fewer than five rows have": (
             "test_numbers_of_few_rows_become_the_nearest_of_many",
@@ -266,6 +270,11 @@ TESTED = {
         "All numbers are then rounded": (
             "test_no_row_follows_from_the_sums_of_whole_numbers_of_a_small_range",
         ),
+        "The sum of numbers that fewer than five": (
+            "test_no_digit_of_few_rows_is_in_the_sums",
+            "test_no_remainder_of_one_row_is_in_the_sums",
+        ),
+        "The mean changes by at most": ("test_rounded_sums_are_near",),
         "One to four rows so far": (
             "test_no_cell_is_nearly_told_by_being_far_from_all_others",
         ),
@@ -364,7 +373,6 @@ EXPLAINS = {
         "say something about the examples",
         "what each measure protects against",
         "The promises on this page are attacked again",
-        "Two leaks are open",
         "single columns, measurements, boosting, trained models",
         "can be learnt: from models",
         "Use noise where",

@@ -26,7 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from fedtailor.data.tables.decorrelation import centered_products
 from fedtailor.data.tables.encoding import MIN_ROWS
-from fedtailor.data.tables.hiding import MAX_NAMES, shown
+from fedtailor.data.tables.hiding import MAX_NAMES, shown, without_few_others
 from fedtailor.data.tables.kinds import Kind
 from fedtailor.data.tables.sums import ColumnSums, Count
 
@@ -236,15 +236,14 @@ def is_exact(shown: Int64[NDArray, " bins"], edge: int, least: int) -> bool:
 def class_counts_of(
     codes: NDArray[np.integer], classes: int, least: int = MIN_ROWS
 ) -> tuple[int, ...]:
-    """Rows of each class; classes of fewer rows count as the largest one."""
+    """Rows of each class; those of classes of fewer rows count as the first other.
+
+    See `hiding.shown`. If there is no other, all rows count as the first class.
+    """
     counts = np.bincount(codes, minlength=classes)
-    few = (counts > 0) & (counts < least)
-    if few.any():
-        largest = int(counts.argmax())
-        moved = counts[few].sum()
-        counts[few] = 0
-        counts[largest] += moved if not few[largest] else len(codes)
-    return tuple(counts.tolist())
+    named = np.flatnonzero(counts >= least).tolist()
+    cells = without_few_others(pl.Series(codes), named, least).fill_null(0)
+    return tuple(np.bincount(cells.to_numpy(), minlength=classes).tolist())
 
 
 def describe_columns(

@@ -47,26 +47,11 @@ _MANY_ROWS = 1000
 as many columns beside them.
 """
 
-_FINE = 1e-3
-"""Of the standard deviation: with a smaller unit numbers are as good as any."""
-
 _UNIT = 1e-11
 """Of the largest number: a smaller difference is rounding."""
 
-_FINER = 4
-"""So many times as fine as others are numbers whose digits tell them from these."""
-
-_LAST_DIGIT = 2.0**-49
-"""Of a number: results of a calculation differ by less from a number of few decimals."""
-
-_MOST_DECIMALS = 9
-"""Numbers with more decimals are as good as any."""
-
-_BY_CHANCE = 0.1
-"""Others have a unit if they have it by chance less often than this."""
-
 _SAMPLES, _SAMPLE = 200, 5
-"""So many samples of so many numbers are looked at for the unit of all but a few."""
+"""So many samples of so many numbers are looked at for the unit of all but a few rows."""
 
 
 def shown(
@@ -78,19 +63,16 @@ def shown(
     """A column of the same length in which no group of fewer than `least` rows is left.
 
     * If fewer cells than that are filled, none is.
-    * A few gaps are filled by cells that the column has: the most frequent category, or
-      yes or no; of numbers and dates those nearest to the mean, each once. (The mean
-      itself would be a number with the count of the other cells in its digits.)
+    * A few gaps are filled by cells that the column has: the first of its categories, no
+      or yes; of numbers and dates those nearest to the mean, each once.
     * Numbers that fewer than `least` rows share become the nearest one that as many do, if
       there are too few such numbers, or too few others that they could be (whole numbers
       of a small range): they, and how many rows have each of them, would follow from mean,
       squares and histogram. For this all numbers are rounded to steps in which at least
       half of the rows share one. If one alone is left of several, the column is empty.
     * Rows of a rare category become `RARE`, and if these are few, or as many as such
-      categories can nearly have, the most frequent category. If there is none, the column
+      categories can nearly have, the first of the others. If there is none, the column
       is empty.
-    * If a few rows have more digits than all others (39.407 among whole numbers), they lose
-      them: what sums have beyond the others' unit would be of these rows alone.
     * If a few rows are so far from all others that mean and squares are nearly theirs,
       they become the nearest number of another row.
 
@@ -110,6 +92,43 @@ def shown(
     return _shown_numbers(values, least)
 
 
+def mean_and_squares(cells: pl.Series, least: int = MIN_ROWS) -> tuple[float, float]:
+    """Mean of what is shown, and sum of its squared deviations, without few rows' digits.
+
+    Among ages the 407 of 39.407 would be the fraction of the exact sum. Where fewer than
+    `least` rows share a number, the sum is rounded to a multiple of about the standard
+    deviation of these rows' numbers, and the sum of squares accordingly: a difference of
+    one row between two numbers that can be told apart. Of n such rows the mean changes by
+    at most 1 / n standard deviations.
+
+    Args:
+        cells: numbers, as `shown` returns them, without missing ones.
+        least: see `shown`; 1 = nothing is rounded.
+    """
+    # Sorted, as of another order of the rows the last digit can be another one; scaled, so
+    # that of numbers beyond 1e154 only the squares are infinite.
+    scale = math.frexp(float(cells.abs().max() or 0.0))[1]  # type: ignore[arg-type]
+    numbers = np.ldexp(np.sort(cells.to_numpy()), -scale)
+    mean = float(numbers.mean())
+    squares = float(((numbers - mean) ** 2).sum())
+    distinct, rows = np.unique(numbers, return_counts=True)
+    rare = numbers[np.isin(numbers, distinct[rows < least])]
+    if len(rare):
+        step = _power_of_two(float(rare.std()))
+        apart = _power_of_two(float(np.sqrt(((rare - mean) ** 2).mean())))
+        mean = float(np.rint(mean * len(numbers) / step) * step / len(numbers))
+        squares = float(np.rint(squares / (step * apart)) * step * apart)
+    with np.errstate(over="ignore"):
+        # 0 is added to -0, which would say on which side of 0 the sum is.
+        return float(np.ldexp(mean + 0.0, scale)), float(np.ldexp(squares, 2 * scale))
+
+
+def _power_of_two(number: float) -> float:
+    """The next power of two from a number on."""
+    mantissa, exponent = math.frexp(number)
+    return math.ldexp(1.0, exponent - (mantissa == 0.5))
+
+
 def counts_of(values: pl.Series) -> tuple[NDArray[Any], Int64[NDArray, " values"]]:
     """The values that are not missing, the most frequent first, and the rows of each."""
     if values.dtype == pl.String:
@@ -126,20 +145,52 @@ def _shown_categories(
     values: pl.Series, least: int, listed: Sequence[str]
 ) -> pl.Series:
     names, rows = counts_of(values)
-    empty = len(set(listed).difference(names.tolist()))
     is_named = (rows >= least) & (np.arange(len(rows)) < MAX_NAMES)
     if least > 1:
         is_named &= [len(name) <= MAX_NAME_LENGTH for name in names]
-    largest = names[int(is_named.argmax())] if is_named.any() else RARE
-    gaps = values.null_count()
-    if not is_named.any() and _tells_of_few(rows, empty, least):
-        return values.clear(len(values))
-    if not is_named.all():
-        is_few = _tells_of_few(rows[~is_named], empty, least)
-        others = pl.Series(names[~is_named], dtype=pl.String)
-        is_other = values.is_in(others.implode()).fill_null(False)
-        values = values.set(is_other, largest if is_few else RARE)
-    return values.fill_null(largest) if 0 < gaps < least else values
+    named, others = sorted(names[is_named].tolist()), names[~is_named]
+    few, empty = rows[~is_named], len(set(listed).difference(names.tolist()))
+    if not named and values.null_count() < least:
+        few = np.append(few, values.null_count())  # they would count as one
+    if len(others) and not _tells_of_few(few, empty, least):
+        rare = pl.Series(others, dtype=pl.String)
+        values = values.set(values.is_in(rare.implode()).fill_null(False), RARE)
+        named.append(RARE)
+    return without_few_others(values, named, least)
+
+
+def _shown_booleans(values: pl.Series, least: int) -> pl.Series:
+    answers, rows = counts_of(values)
+    return without_few_others(values, sorted(answers[rows >= least].tolist()), least)
+
+
+def without_few_others(
+    values: pl.Series, named: Sequence[Any], least: int = MIN_ROWS
+) -> pl.Series:
+    """A column in which other rows than those of some values are rows of the first of these.
+
+    So are gaps, if they are few. The first value does not depend on the rows. Of the most
+    frequent one as many rows as of another would show that none was added to it. So would
+    exactly `least` rows of the first: they count as the second, too.
+
+    Args:
+        values: the cells, with null for missing ones.
+        named: values of `least` rows or more each, in an order that is not of the rows.
+        least: see `shown`.
+
+    Returns:
+        The column; without a cell if there is no such value.
+    """
+    if least == 1:
+        return values
+    is_gap = values.is_null()
+    for place, first in enumerate(named):
+        cells = pl.Series(named[place:], dtype=values.dtype)
+        takes = (values == first) | ~values.is_in(cells.implode())
+        takes = takes.fill_null(is_gap.sum() < least)
+        if takes.sum() > least:
+            return values.clone().set(takes, first)
+    return values.clear(len(values))
 
 
 def _tells_of_few(rows: Int64[NDArray, " names"], empty: int, least: int) -> bool:
@@ -150,17 +201,6 @@ def _tells_of_few(rows: Int64[NDArray, " names"], empty: int, least: int) -> boo
     """
     most = (least - 1) * (len(rows) + empty - 1)
     return rows.sum() < least or (rows.max() < least and rows.sum() > most)
-
-
-def _shown_booleans(values: pl.Series, least: int) -> pl.Series:
-    answers, rows = counts_of(values)
-    if rows[0] < least:
-        return values.clear(len(values))
-    if 0 < values.null_count() < least:
-        values = values.fill_null(answers[0])
-    if len(rows) > 1 and rows[1] < least:
-        values = values.set(values.is_not_null(), answers[0])
-    return values
 
 
 def _shown_numbers(values: pl.Series, least: int) -> pl.Series:
@@ -179,89 +219,12 @@ def _shown_numbers(values: pl.Series, least: int) -> pl.Series:
 
 
 def _without_small_groups(values: pl.Series, least: int) -> pl.Series:
-    """Numbers without finer, rare and far ones."""
+    """Numbers without rare and far ones."""
     while True:
-        changed = _without_rare(_without_finer(values, least), least)
-        changed = _without_far(changed, least)
+        changed = _without_far(_without_rare(values, least), least)
         if changed.equals(values):
             return values
         values = changed
-
-
-def _without_finer(values: pl.Series, least: int) -> pl.Series:
-    """Numbers of which a few have no more digits than all others.
-
-    They have no more decimals than enough rows have. Where the others have another unit,
-    such as thirds, it is that of some of them: of many small samples of the distinct
-    numbers, some have none of the few.
-    """
-    present = values.drop_nulls().to_numpy()
-    if not len(present):
-        return values
-    numbers, decimals = _without_decimals(present, least)
-    distinct = np.unique(numbers)
-    if len(distinct) == 1 and np.count_nonzero(present == distinct[0]) < least:
-        return values.clear(len(values))
-    if len(distinct) <= _SAMPLE:
-        return _with_numbers(values, present, numbers)
-    step = 10 * _UNIT * float(np.abs(distinct).max())
-    finest, coarsest = _unit_of(distinct), 1e-6 * float(np.ptp(distinct))
-    changed = numbers
-    random = np.random.default_rng(0)  # the same answer for the same column
-    for _ in range(_SAMPLES):
-        sample = distinct[random.integers(len(distinct), size=_SAMPLE)]
-        unit = _unit_of(sample)
-        if decimals <= _MOST_DECIMALS:
-            unit = float(np.round(unit, decimals))
-        if unit < _FINER * finest or unit <= coarsest:
-            continue
-        rounded = _multiples(numbers, sample[0], unit)
-        is_finer = np.abs(numbers - rounded) > step
-        if not 0 < np.count_nonzero(is_finer) < least:
-            continue
-        # By chance all but some `few` of n numbers, beside those of the sample, are
-        # multiples of r with a probability of r^(few - n) for each choice of these.
-        few = len(np.unique(numbers[is_finer]))
-        rest = len(distinct) - len(np.unique(sample)) - few
-        chance = math.log(math.comb(len(distinct), few))
-        chance -= rest * math.log(unit / finest)
-        if chance < math.log(_BY_CHANCE):
-            coarsest, changed = unit, np.where(is_finer, rounded, numbers)
-    return _with_numbers(values, present, changed)
-
-
-def _with_numbers(
-    values: pl.Series, present: NDArray[Any], changed: NDArray[Any]
-) -> pl.Series:
-    """A column with other numbers where it has some."""
-    if changed is present:
-        return values
-    places = values.is_not_null().arg_true()
-    return values.clone().scatter(places, pl.Series(changed, dtype=values.dtype))
-
-
-def _without_decimals(numbers: NDArray[Any], least: int) -> tuple[NDArray[Any], int]:
-    """Numbers with no more decimals than `least` rows have or exceed, and how many these
-    are.
-    """
-    decimals = np.full(len(numbers), _MOST_DECIMALS + 1)
-    for places in range(_MOST_DECIMALS, -1, -1):
-        with np.errstate(over="ignore", invalid="ignore"):  # of numbers beyond 1e299
-            scaled = numbers * 10.0**places
-            away = np.abs(scaled - np.rint(scaled))
-        decimals[away <= _LAST_DIGIT * np.abs(scaled)] = places
-    most = int(np.sort(decimals)[-min(least, len(decimals))])
-    is_finer = decimals > most
-    if not is_finer.any():
-        return numbers, most
-    return np.where(is_finer, np.round(numbers, most), numbers), most
-
-
-def _multiples(
-    numbers: NDArray[np.float64], start: float, unit: float
-) -> NDArray[np.float64]:
-    """Numbers rounded to whole units from a start."""
-    return start + np.rint((numbers - start) / unit) * unit
 
 
 def _without_rare(values: pl.Series, least: int) -> pl.Series:
@@ -279,28 +242,23 @@ def _without_rare(values: pl.Series, least: int) -> pl.Series:
     few = np.flatnonzero(~np.isin(coarse, shared))
     coarse = coarse.copy()
     coarse[few] = shared[np.abs(coarse[few][:, None] - shared).argmin(axis=1)]
-    return _with_numbers(values, present, coarse)
+    places = values.is_not_null().arg_true()
+    return values.clone().scatter(places, pl.Series(coarse, dtype=values.dtype))
 
 
 def _coarse(numbers: NDArray[Any], least: int) -> NDArray[Any]:
     """Numbers rounded to steps in which half of the rows share theirs with enough others.
 
-    The steps are of the unit of the numbers, from the one nearest to the mean; or, if it is
-    so small that a number would be in their digits, from the mean itself.
+    The steps are powers of two and start at 0, so that no cell is in their digits.
     """
-    unit, start = _unit_of(np.unique(numbers)), float(numbers.mean())
-    if unit < _FINE * numbers.std():
-        unit = float(numbers.std()) / 64
-    else:
-        start = numbers[0] + np.rint((start - numbers[0]) / unit) * unit
-    units = np.rint((numbers - start) / unit)
-    step, coarse = 1, numbers
+    spread = float(numbers.max() / 2 - numbers.min() / 2)
+    step, coarse = _power_of_two(spread) / 256, numbers
     while True:
         _, place, rows = np.unique(coarse, return_inverse=True, return_counts=True)
         if 2 * np.count_nonzero(rows[place] >= least) >= len(numbers):
             return coarse
+        coarse = np.rint(numbers / step) * step
         step *= 2
-        coarse = start + np.rint(units / step) * step * unit
 
 
 def _hide_each_other(
@@ -308,8 +266,9 @@ def _hide_each_other(
 ) -> bool:
     """Whether many columns have the same sums, for numbers that few rows share.
 
-    Numbers are known to be multiples of a unit. Even if all about the order of the rows is
-    known but which number each of `least` rows has in their part of the range, there are
+    Numbers, but those of a few rows, are known to be multiples of a unit. Even if all about
+    the order of the rows is known but which number each of `least` rows has in their part
+    of the range, there are
 
         C(least L / n + least - 1, least) ** (n / least)
 
@@ -318,14 +277,14 @@ def _hide_each_other(
     numbers, there are fewer numbers than units, such as powers of two: among L numbers
     about n^2 / 2 L pairs of rows share one.
     """
-    rare, rows = numbers[rows < least], rows[rows < least]
-    count = int(rows.sum())
+    is_rare = rows < least
+    rare, count = numbers[is_rare], int(rows[is_rare].sum())
     if len(rare) < max(least, _RARE_NUMBERS):
         return False
     if count >= _MANY_ROWS:
         return True
-    low, high = np.quantile(np.repeat(rare, rows), [0.25, 0.75])
-    levels = 2 * float(high - low) / _unit_of(numbers)
+    low, high = np.quantile(np.repeat(rare, rows[is_rare]), [0.25, 0.75])
+    levels = 2 * float(high - low) / _unit_of_most(numbers, rows, least)
     if count > len(rare):
         levels = min(levels, count**2 / (2 * (count - len(rare))))
     levels = max(levels, 1.0)
@@ -333,6 +292,27 @@ def _hide_each_other(
     columns = math.lgamma(each + least) - math.lgamma(each) - math.lgamma(least + 1)
     sums = 2 * math.log(count) + 3 * math.log(levels)
     return columns * count / least >= sums + math.log(_ALTERNATIVES)
+
+
+def _unit_of_most(
+    numbers: NDArray[Any], rows: Int64[NDArray, " values"], least: int
+) -> float:
+    """The largest unit of which differences are multiples, but those of a few rows.
+
+    Of many small samples of the numbers, some have none of these rows.
+    """
+    step = 10 * _UNIT * float(np.abs(numbers).max())
+    unit = _unit_of(numbers)
+    random = np.random.default_rng(0)  # the same answer for the same column
+    for _ in range(_SAMPLES):
+        sample = numbers[random.integers(len(numbers), size=_SAMPLE)]
+        found = _unit_of(sample)
+        if found <= unit:
+            continue
+        multiples = sample[0] + np.rint((numbers - sample[0]) / found) * found
+        if rows[np.abs(numbers - multiples) > step].sum() < least:
+            unit = found
+    return unit
 
 
 def _unit_of(numbers: NDArray[Any]) -> float:

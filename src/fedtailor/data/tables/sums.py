@@ -24,6 +24,7 @@ from fedtailor.data.tables.hiding import (
     MAX_NAMES,
     RARE,
     counts_of,
+    mean_and_squares,
     shown,
 )
 from fedtailor.data.tables.kinds import MAX_CATEGORIES, Kind
@@ -86,9 +87,7 @@ class ColumnSums(BaseModel):
             )
         if not count:
             return ColumnSums(missing=missing)
-        numbers = cells.drop_nulls()
-        mean = float(numbers.mean() or 0.0)  # type: ignore[arg-type]
-        squares = float(((numbers - mean) ** 2).sum())
+        mean, squares = mean_and_squares(cells.drop_nulls(), least)
         return ColumnSums.model_construct(
             count=count, missing=missing, mean=mean, squares=squares
         )

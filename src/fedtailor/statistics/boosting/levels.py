@@ -365,10 +365,10 @@ class _Forest:
             The splits; and the histograms of all active nodes, if these are kept.
         """
         block = max(_CELLS // self._cells, 1)
-        # Each part takes a look at all rows, so that of many rows parts are large.
+        # Each part goes through all rows: where these are many, parts are large.
         many = self._codes.size // _ROWS_A_CELL // self._cells
         at_once = max(block, many)
-        # Sums of weighted rows are rounded, and differences would break ties otherwise.
+        # Sums of weighted rows are rounded; differences would break ties in other ways.
         is_kept = len(active) <= many and self._rows.weights is None
         parts, histograms = [], None
         for first in range(0, len(active), at_once):

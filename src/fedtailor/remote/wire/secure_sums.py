@@ -15,8 +15,8 @@ sum-shares   (ShareKeys) each client sends shares of its two seeds, encrypted fo
              neighbours, by way of the server
 sum-vectors  (MaskedInputCollection) each client sends its weighted and masked vector,
              once for each sum
-sum-confirm  (ConsistencyCheck) each client whose vector arrived is told whose did, and
-             sends every neighbour among them a code that only the two can compute
+sum-confirm  (ConsistencyCheck) each client gets the list of those whose vectors arrived,
+             and sends every neighbour on it a code that only the two can compute
 sum-unmask   (Unmasking) each client that got the codes of all these neighbours reveals one
              share for every neighbour: of the self mask if the neighbour's vector arrived,
              else of the pairwise masks' key
@@ -24,7 +24,7 @@ sum-unmask   (Unmasking) each client that got the codes of all these neighbours 
 Without the codes a server could tell some clients that others are lost, and these that
 they arrived: their shares would open both secrets of a client. SecAgg asks for signatures
 of as many clients as the threshold. Here all neighbours whose vectors arrived have to
-confirm the same list, each of them one, so that all clients that reveal shares have one.
+confirm the same list, each of them one. So only a sum over the clients of one list opens.
 
 An active server that invents clients, and answers for them, can unmask vectors: clients
 learn each other's public keys from the server alone.

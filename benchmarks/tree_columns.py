@@ -33,7 +33,7 @@ from sklearn.ensemble import (
 )
 from sklearn.metrics import log_loss, r2_score, roc_auc_score
 
-from fedtailor.data.tables.encoding import MIN_ROWS
+from fedtailor._base.groups import MIN_ROWS
 from fedtailor.statistics.decision import Splits, resampled_interval
 
 DATA = Path(os.environ.get("FEDTAILOR_DATA", "shared/data"))

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from fedtailor.data.tables.encoding import MIN_ROWS
+from fedtailor._base.groups import MIN_ROWS
 from fedtailor.data.tables.hiding import RARE, shown
 from fedtailor.data.tables.kinds import Kind
 from fedtailor.data.tables.sums import ColumnSums

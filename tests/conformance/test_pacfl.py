@@ -76,6 +76,31 @@ def test_bases_are_the_singular_vectors_of_each_class():
             np.testing.assert_array_equal(bases[client, 2], 0.0)
 
 
+@pytest.mark.parametrize(
+    ("vectors", "rows", "sends"),
+    [(3, 4, False), (3, 5, True), (5, 5, False), (5, 6, True), (1, 4, False)],
+)
+def test_a_small_class_sends_no_directions(vectors, rows, sends):
+    """The direction of a class of one row is this row, and four have four directions."""
+    with float64():
+        data = subspaces()
+        y = np.array(data.y)
+        y[data.train[0]] = np.where(np.arange(len(data.train[0])) < rows, 1, 0)
+        y[data.train[2]] = np.arange(len(data.train[2])) % 10  # four of a class at most
+        data = replace(data, y=y, classes=10)
+        model = models.logistic().bind((12,), 10, dtype="float64")
+        method = PACFL(sgd=PLAIN, clusters=2, vectors=vectors)
+        training = train(method, data, model, 1)
+        bases = by_place(training, training.server.bases)
+        found = (bases != 0).any(axis=-1).sum(axis=-1)
+        assert found[0, :2].tolist() == [vectors, vectors if sends else 0]
+        # A client without directions is as far from all others as can be.
+        assert not found[2].any()
+        angles = training.server.angles
+        place = np.flatnonzero(~(training.server.bases != 0).any(axis=(1, 2, 3)))
+        np.testing.assert_array_equal(angles[place], 90.0)
+
+
 def test_angles_are_the_mean_over_shared_classes():
     with float64():
         training = train(PACFL(sgd=PLAIN, clusters=2), subspaces(), softmax(), 0)

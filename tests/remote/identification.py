@@ -20,7 +20,7 @@ import itertools
 
 import numpy as np
 
-from fedtailor.data.tables.encoding import MIN_ROWS
+from fedtailor._base.groups import MIN_ROWS
 
 STEP = 1e-6
 """Of a difference, in the column's own unit."""

@@ -6,13 +6,13 @@ import numpy as np
 import polars as pl
 import pytest
 
+from fedtailor._base.groups import MIN_ROWS
 from fedtailor.aggregation.accounting.privacy import (
     composed_epsilon,
     gaussian_multiplier,
 )
 from fedtailor.cli import main
 from fedtailor.data.tables.description import describe_columns
-from fedtailor.data.tables.encoding import MIN_ROWS
 from fedtailor.engine.storage.digests import DIGEST_KEY, with_digest
 from fedtailor.remote.client.account import DESCRIBE, ClientAccount
 from fedtailor.remote.client.describing import (

@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from fedtailor.data.tables.encoding import MIN_ROWS
+from fedtailor._base.groups import MIN_ROWS
 from fedtailor.data.tables.hiding import shown
 from fedtailor.data.tables.sums import ColumnSums
 from fedtailor.remote.client.account import ClientAccount

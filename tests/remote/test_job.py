@@ -229,6 +229,32 @@ def test_mistakes_are_one_line_with_the_line_in_the_file(tmp_path, old, new, sai
     assert said in str(refused.value) and "\n" not in str(refused.value)
 
 
+FINETUNES = "sgd = { lr = 0.05, epochs = 1, batch_size = 32 }"
+ONE_NOISE = "batch_size = 8, dp_noise = 2.0, dp_norm = 1.0"
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "batch_size = 8, dp_noise = 0.01, dp_norm = 1.0",
+        "batch_size = 60, dp_noise = 2.0, dp_norm = 1.0",
+        f"{ONE_NOISE}, dp_delta = 1e-6",
+    ],
+)
+def test_private_training_that_one_account_does_not_cover_is_refused(tmp_path, head):
+    """Clients counted all steps by the first noise: epsilon 1.97 where it has no bound."""
+
+    def read(head):
+        both = f"sgd = {{ {ONE_NOISE} }}\nhead = {{ {head} }}"
+        method = ('"finetune"', '"fedrep"')
+        return job_of(tmp_path, method, (FINETUNES, both)).spec.algorithm
+
+    assert read(ONE_NOISE).head.dp_noise == 2.0
+    with pytest.raises(ValueError, match="the same dp_noise, dp_delta and") as refused:
+        read(head)
+    assert "line 22: " in str(refused.value) and "\n" not in str(refused.value)
+
+
 def test_the_identity_is_what_a_client_agrees_to(tmp_path):
     first = job_of(tmp_path).identity
     for old, new in (

@@ -220,16 +220,22 @@ def test_a_client_whose_updates_are_hidden_says_once_that_its_model_diverged(
     assert ask(3, 0.1) is after
 
 
-@pytest.mark.parametrize("method", ["fedproto", "fedgh", "fedtgp"])
+@pytest.mark.parametrize("method", ["fedproto", "fedgh", "fedtgp", "pacfl"])
 def test_counts_of_classes_need_a_policy_that_lets_counts_leave(method, tmp_path):
     """From one sum with the weights 81, 9 and 1 those of three clients follow."""
     rest = f"[privacy]\n{SECURE}" if method == "fedproto" else ""
     clients = Clients(tmp_path / "job", method=method, rest=rest)
-    said = "numbers of rows of each class would be sent (federated_statistics is false)"
+    said = "what tells how many rows each class has would be sent"
+    said = f"{said} (federated_statistics is false)"
     open_ones = {"secure_aggregation_only": False, "measurements": True}
     assert said in list(Policy(**open_ones).reasons_against(clients.job))
     allowed = Policy(federated_statistics=True, **open_ones)
     assert not list(allowed.reasons_against(clients.job))
+    # Clients add noise to their updates, and not to their answers to a probe.
+    rest = f"[privacy]\nevaluate = false\n{NOISY}"
+    noisy = Clients(tmp_path / "noisy", method=method, rest=rest)
+    is_said = said in list(Policy(**open_ones).reasons_against(noisy.job))
+    assert is_said == (method == "pacfl")
 
 
 def test_measurements_leave_once_a_round_and_not_by_default(tmp_path):

@@ -10,9 +10,9 @@ import numpy as np
 import polars as pl
 import pytest
 
+from fedtailor._base.groups import MIN_ROWS
 from fedtailor.cli import main
 from fedtailor.data.tables import from_table
-from fedtailor.data.tables.encoding import MIN_ROWS
 from fedtailor.engine.executors import Settings
 from fedtailor.engine.runs import run
 from fedtailor.engine.storage.export import load_models

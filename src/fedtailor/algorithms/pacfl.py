@@ -11,6 +11,7 @@ from jaxtyping import Array, Float
 from numpy.typing import NDArray
 
 from fedtailor._base.choice import require, require_one_of
+from fedtailor._base.groups import MIN_ROWS
 from fedtailor.aggregation import ServerOptimizer, cluster_averages, reporter_weights
 from fedtailor.aggregation.agglomerative import agglomerative
 from fedtailor.algorithms.helpers.averaging import AveragedModels, average_step
@@ -71,6 +72,10 @@ class PACFL(Algorithm):
     then clusters the clients agglomeratively and runs FedAvg in every cluster. Angles
     depend on inputs only, so clients that label the same inputs differently are in the
     same cluster. The server sees the bases, which reveal much about the data.
+
+    A class of fewer than five training rows, or of p or fewer, sends no vectors, unlike
+    in the paper: they would span these rows, and their number would be that of the rows.
+    It counts as a class that the client does not have.
 
     A client that never took part sends its bases and gets the model of the nearest
     client's cluster.
@@ -169,6 +174,11 @@ class PACFL(Algorithm):
     def probes(self) -> bool:
         return True
 
+    @property
+    def sends_class_counts(self) -> bool:
+        # which classes have more than a few rows
+        return True
+
     # before training
     # ----------------------------------------------------------------------------------
 
@@ -199,7 +209,9 @@ class PACFL(Algorithm):
             "pacfl takes the inputs of each class, and these data have no classes",
         )
         vectors = min(self.vectors, features)
-        return {"bases": leading_vectors(local, classes, features, vectors)}
+        # The vectors of p rows or fewer span them, and as many are not zero.
+        least = max(MIN_ROWS, vectors + 1)
+        return {"bases": leading_vectors(local, classes, features, vectors, least)}
 
     def ranges(self, size: int) -> Mapping[str, tuple[float, float]]:
         # Entries of vectors of length 1.

@@ -158,8 +158,9 @@ class Algorithm:
 
     @property
     def sends_class_counts(self) -> bool:
-        """Whether a client's messages say how many of its rows each class has. Whole
-        numbers of single clients can follow from a sum with unequal weights.
+        """Whether a client's messages say how many of its rows each class has, or which
+        classes have several. Whole numbers of single clients can follow from a sum with
+        unequal weights.
         """
         return False
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedtailor._base.groups import MIN_ROWS
 from fedtailor.data.tables.description import class_counts_of
-from fedtailor.data.tables.encoding import MIN_ROWS
 from fedtailor.data.tables.hiding import RARE, counts_of, shown
 from fedtailor.data.tables.sums import ColumnSums
 

@@ -24,7 +24,7 @@ _BATCH = 64
 
 
 def leading_vectors(
-    local: LocalTrainer, classes: int, features: int, vectors: int
+    local: LocalTrainer, classes: int, features: int, vectors: int, least: int
 ) -> Float[Array, "classes p features"]:
     """The leading right singular vectors of one client's inputs, class by class.
 
@@ -37,9 +37,11 @@ def leading_vectors(
         classes: the number of classes.
         features: the number of features of an input.
         vectors: p, the number of vectors for each class.
+        least: the number of examples from which a class has vectors.
 
     Returns:
-        The vectors as rows. A class with fewer than p directions has rows of zeros.
+        The vectors as rows. A class with fewer than p directions has rows of zeros, and
+        one of fewer than `least` examples nothing else.
     """
     width = min(vectors + _EXTRA_VECTORS, features)
     dtype = local.draw("pacfl", 0, 1).x.dtype
@@ -77,6 +79,14 @@ def leading_vectors(
     # largest one.
     rounding = jnp.finfo(dtype).eps * features * eigenvalues[:, :1]
     is_direction = eigenvalues[:, :vectors] > rounding
+
+    def count(total: Array, batch: Batch, index: Int[Array, ""]) -> Array:
+        return total.at[batch.y].add(batch.weight > 0)
+
+    examples = pass_over_samples(
+        local, jnp.zeros(classes, jnp.int32), count, _BATCH, purpose="pacfl"
+    )
+    is_direction &= (examples >= least)[:, None]
     return jnp.where(is_direction[:, :, None], singular_vectors[:, :vectors], 0)
 
 

@@ -24,7 +24,7 @@ from jaxtyping import Int64
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from fedtailor.data.tables.encoding import MIN_ROWS
+from fedtailor._base.groups import MIN_ROWS
 from fedtailor.data.tables.hiding import MAX_NAMES, shown, without_few_others
 from fedtailor.data.tables.kinds import Kind
 from fedtailor.data.tables.sums import ColumnSums, Count

@@ -13,12 +13,6 @@ from numpy.typing import NDArray
 
 from fedtailor.data.tables.kinds import Kind
 
-MIN_ROWS = 5
-"""The smallest number of training rows of a category that has its own input.
-
-Infrequent categories share the input "other". No count of fewer rows leaves a client in
-federated preprocessing.
-"""
 OTHER = "other"
 
 

@@ -15,7 +15,7 @@ import polars as pl
 from jaxtyping import Int64
 from numpy.typing import NDArray
 
-from fedtailor.data.tables.encoding import MIN_ROWS
+from fedtailor._base.groups import MIN_ROWS
 from fedtailor.data.tables.kinds import Kind
 
 MAX_NAMES, MAX_NAME_LENGTH = 1000, 200

@@ -18,7 +18,8 @@ import polars as pl
 from pydantic import BaseModel, ConfigDict, Field
 
 from fedtailor._base.choice import require
-from fedtailor.data.tables.encoding import MIN_ROWS, ColumnEncoding
+from fedtailor._base.groups import MIN_ROWS
+from fedtailor.data.tables.encoding import ColumnEncoding
 from fedtailor.data.tables.hiding import (
     MAX_NAME_LENGTH,
     MAX_NAMES,

@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 
 from fedtailor._base.choice import require
 from fedtailor._base.files import file_digest
+from fedtailor._base.groups import MIN_ROWS
 from fedtailor._base.printable import join_names
 from fedtailor.data.federation import Federation, Ragged
 from fedtailor.data.federation.splits import choose_unseen
 from fedtailor.data.tables.checks import check_clients, check_columns
 from fedtailor.data.tables.decorrelation import fit_decorrelation
-from fedtailor.data.tables.encoding import MIN_ROWS, ColumnEncoding
+from fedtailor.data.tables.encoding import ColumnEncoding
 from fedtailor.data.tables.kinds import Kind, ParsedColumn, parse_column
 from fedtailor.data.tables.notes import (
     class_weight_note,

@@ -3,6 +3,7 @@
 Private steps of `steps.train_steps` read examples only here.
 """
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -180,3 +181,25 @@ def private_settings(algorithm: Any) -> list[SGD]:
         elif is_hyperparameters(value):
             private += private_settings(value)
     return private
+
+
+def accounted_settings(methods: Iterable[Any]) -> SGD | None:
+    """The settings by which all private training with some methods is accounted.
+
+    Args:
+        methods: the methods of a schedule.
+
+    Returns:
+        The first of their private settings; None without any.
+
+    Raises:
+        ValueError: others of these settings spend another epsilon.
+    """
+    private = [settings for method in methods for settings in private_settings(method)]
+    kinds = {(sgd.dp_noise, sgd.batch_size, sgd.dp_delta) for sgd in private}
+    require(
+        len(kinds) <= 1,
+        "all private training of a run needs the same dp_noise, dp_delta and"
+        " batch_size, also in other settings of a method, such as head",
+    )
+    return private[0] if private else None

@@ -16,7 +16,7 @@ from fedtailor.aggregation.accounting.privacy import (
     sampled_gaussian_epsilon,
     sgd_epsilon,
 )
-from fedtailor.engine.client.private_steps import private_settings
+from fedtailor.engine.client.private_steps import accounted_settings, private_settings
 from fedtailor.engine.training.metrics import PRIVACY, Evaluation
 from fedtailor.engine.training.participation import Participation
 from fedtailor.protocol import (
@@ -193,16 +193,10 @@ def privacy_account(
         )
         for method in methods:
             _check_noise(noise, method, participation, clients)
-    private = [settings for method in methods for settings in private_settings(method)]
-    if private:
-        kinds = {(sgd.dp_noise, sgd.batch_size, sgd.dp_delta) for sgd in private}
-        require(
-            len(kinds) == 1,
-            "all private training of a run needs the same dp_noise, dp_delta and"
-            " batch_size",
-        )
+    private = accounted_settings(methods)
+    if private is not None:
         require_delta(
-            delta_of(private[0]),
+            delta_of(private),
             int(population.sizes.max()),
             "training rows of a client (dp_delta)",
         )
@@ -220,9 +214,7 @@ def privacy_account(
             )
     is_poisson = participation.sampling == "poisson"
     probability = participation.fraction if is_poisson else reporters / clients
-    return PrivacyAccount(
-        noise, private[0] if private else None, probability, population
-    )
+    return PrivacyAccount(noise, private, probability, population)
 
 
 def delta_of(sgd: SGD) -> float:

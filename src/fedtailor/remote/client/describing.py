@@ -27,6 +27,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedtailor._base.choice import require
 from fedtailor._base.files import atomic_write
+from fedtailor._base.groups import MIN_ROWS
 from fedtailor.aggregation.accounting.privacy import gaussian_multiplier, require_delta
 from fedtailor.data.tables.description import (
     BINS,
@@ -38,7 +39,6 @@ from fedtailor.data.tables.description import (
     even_edges,
     histogram_of,
 )
-from fedtailor.data.tables.encoding import MIN_ROWS
 from fedtailor.data.tables.kinds import Kind
 from fedtailor.data.tables.sums import ColumnSums
 from fedtailor.engine.storage.digests import DIGEST_KEY, has_valid_digest, with_digest

@@ -76,8 +76,8 @@ class Policy:
         least_clients: least number of clients in a sum.
         federated_statistics: whether counts, means and sums of the columns, and names of
             their categories, may be sent before training, in federated preprocessing and
-            to describe the table; and numbers of rows of each class, by the methods that
-            send them.
+            to describe the table; and what tells how many rows each class has, by the
+            methods that send it.
         measurements: whether sums of losses and of correct predictions may be sent, once
             for each round. No mask covers them, so they are this client's own: where
             `secure_aggregation_only` holds, none are sent. A coordinator that makes
@@ -151,7 +151,7 @@ class Policy:
                 )
         if counts_classes(job) and not self.federated_statistics:
             yield (
-                "numbers of rows of each class would be sent (federated_statistics is"
+                "what tells how many rows each class has would be sent (federated_statistics is"
                 " false)"
             )
         if self.columns is not None:
@@ -350,7 +350,7 @@ least_clients = {least_clients}
 # categories that five rows or more have, unless the job lists them: for federated
 # preprocessing, and to describe the table (fedtailor federation describe); in sums over
 # clients, rows by bins of columns, to boost trees (fedtailor federation boost); and, by
-# methods such as fedproto, numbers of rows of each class.
+# methods such as fedproto or pacfl, what tells how many rows each class has.
 federated_statistics = {federated_statistics}
 
 # true: sums of losses and of correct predictions over five rows or more may be sent,
@@ -384,9 +384,13 @@ def has_probe(job: Job) -> bool:
 
 
 def counts_classes(job: Job) -> bool:
-    """Whether clients of a job send how many rows each class has, without noise."""
+    """Whether clients of a job send how many rows each class has, without noise, which
+    answers to a probe never have.
+    """
     methods = [method for method, _ in job.spec.algorithm.phases()]
-    return any(it.sends_class_counts for it in methods) and not adds_noise(job)
+    return any(
+        it.sends_class_counts and (it.probes or not adds_noise(job)) for it in methods
+    )
 
 
 def _without_noise(job: Job) -> Iterator[str]:

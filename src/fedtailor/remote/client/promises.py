@@ -61,7 +61,7 @@ PROMISES = (
         lambda job: job.boosting is not None,
     ),
     Promise(
-        "numbers of its rows of each class, in updates of methods that need them",
+        "what tells how many of its rows each class has, by methods that need it",
         "federated_statistics = true",
         lambda policy: policy.federated_statistics,
         counts_classes,

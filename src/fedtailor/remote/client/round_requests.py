@@ -17,10 +17,10 @@ import numpy as np
 
 from fedtailor._base.choice import require
 from fedtailor._base.files import atomic_write, private_folder, reason
+from fedtailor._base.groups import MIN_ROWS
 from fedtailor.aggregation.secure_sums import MIN_CLIENTS, hidden_kinds
 from fedtailor.data.federation import Federation, Split
-from fedtailor.data.tables.encoding import MIN_ROWS
-from fedtailor.engine.client.private_steps import private_settings
+from fedtailor.engine.client.private_steps import accounted_settings
 from fedtailor.engine.executors import DeviceExecutor, Settings
 from fedtailor.engine.storage.calibration_file import write_calibration
 from fedtailor.engine.storage.export import (
@@ -419,8 +419,8 @@ class RoundHandler:
         if PRIVATE_STEPS in answers.update:
             # Steps count if they are not reported, too, as the next rounds start from
             # the state that they led to.
-            sgd = private_settings(algorithm)[0]
-            assert sgd.dp_noise is not None
+            sgd = accounted_settings([algorithm])
+            assert sgd is not None and sgd.dp_noise is not None
             releases.append(
                 Release(
                     unit="example",

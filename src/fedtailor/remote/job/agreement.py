@@ -14,7 +14,7 @@ which cannot be negative (Chan, Golub and LeVeque 1979, Updating Formulae).
 import math
 
 from fedtailor._base.choice import require
-from fedtailor.data.tables.encoding import MIN_ROWS
+from fedtailor._base.groups import MIN_ROWS
 from fedtailor.data.tables.kinds import Kind
 from fedtailor.data.tables.sums import ColumnSums
 from fedtailor.remote.job.job import Schema

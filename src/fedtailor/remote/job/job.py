@@ -26,6 +26,7 @@ from fedtailor.data.federation.checks import MAX_SEED
 from fedtailor.data.tables.kinds import Kind
 from fedtailor.data.tables.options import Hazard
 from fedtailor.data.tables.windows import Windowing
+from fedtailor.engine.client.private_steps import accounted_settings
 from fedtailor.engine.training import (
     MOST_ROUNDS,
     AsynchronousServer,
@@ -442,6 +443,9 @@ def _spec(content: Mapping[str, Any], training: _Training) -> RunSpec:
         for name in training.metrics:
             find_metric(name)
     algorithm = _algorithm(content["method"])
+    # Each client accounts the steps of a method by one of its settings.
+    with _errors_at("method"):
+        accounted_settings(method for method, _ in algorithm.phases())
     transforms = uplink_of_tables(uplink, ("privacy", "uplink"))
     with _errors_at("privacy", "uplink"):
         require(

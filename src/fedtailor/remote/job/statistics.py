@@ -22,8 +22,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedtailor._base.choice import require
 from fedtailor._base.files import atomic_write
+from fedtailor._base.groups import MIN_ROWS
 from fedtailor.data.tables import Preprocessing
-from fedtailor.data.tables.encoding import MIN_ROWS
 from fedtailor.data.tables.kinds import parse_as
 from fedtailor.data.tables.options import TableOptions
 from fedtailor.data.tables.problems import first_row

@@ -24,10 +24,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtailor._base.choice import require
+from fedtailor._base.groups import MIN_ROWS
 from fedtailor._base.tensors import is_float
 from fedtailor.aggregation.pipelines.change import indices_kind, start_kind
 from fedtailor.aggregation.pipelines.gaussian_noise import CLIP_NORM, WITHIN_CLIP_NORM
-from fedtailor.data.tables.encoding import MIN_ROWS
 from fedtailor.models.metrics import Metric
 from fedtailor.protocol import (
     MODEL_KINDS,

@@ -279,7 +279,8 @@ TESTED = {
             "test_no_remainder_of_one_row_is_in_the_sums",
         ),
         "The mean changes by at most": ("test_rounded_sums_are_near",),
-        "One to four rows so far": (
+        "One to four rows far": (
+            "test_few_rows_that_are_far_become_other_rows_numbers",
             "test_no_cell_is_nearly_told_by_being_far_from_all_others",
         ),
         "A column with values in fewer than five": (

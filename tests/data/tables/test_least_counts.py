@@ -244,6 +244,41 @@ def test_no_digit_of_few_rows_is_in_numbers_that_are_rounded():
     assert len(told) == 1
 
 
+@pytest.mark.parametrize("few", [1, 2, 4])
+@pytest.mark.parametrize("rows", [30, 100, 1000])
+def test_few_rows_that_are_far_become_other_rows_numbers(rows, few):
+    """Before, the cell of one was read to a percent: sum and squares less those of bins."""
+    rng = np.random.default_rng(rows)
+    cells = rng.normal(50, 8, rows).round(3)
+    far = np.r_[cells, 50 + 8 * rng.uniform(20, 30, few)]
+    found = shown(pl.Series(far), "number").to_numpy()
+    np.testing.assert_array_equal(found[:rows], cells)
+    assert set(found[rows:]) <= set(cells)
+    # Four of one number would make five exact ones of the fifth.
+    assert len(set(found[rows:])) == few
+    # Beside a sentinel that many rows have.
+    found = shown(pl.Series(np.r_[far, np.full(40, -99.0)]), "number").to_numpy()
+    assert found[: rows + few].max() <= cells.max()
+
+
+def test_many_far_rows_stay():
+    """Of a long tail no sum is one of few rows."""
+    cells = np.random.default_rng(0).lognormal(6, 0.5, 1000)
+    told = ColumnSums.of(pl.Series(cells), "number")
+    assert told.mean == pytest.approx(cells.mean(), rel=0.01)
+    assert told.deviation == pytest.approx(cells.std(), rel=0.05)
+
+
+def test_a_wrong_cell_empties_no_column():
+    """Before, steps were so wide that all others were one number."""
+    ages = np.random.default_rng(0).permutation(np.arange(20, 80))[:40] + 0.0
+    usual = ColumnSums.of(pl.Series(ages), "number")
+    told = ColumnSums.of(pl.Series(np.r_[ages[1:], ages[0] * 1e4]), "number")
+    assert told.count == usual.count == 40
+    assert abs(told.mean - usual.mean) < usual.deviation / 4
+    assert told.deviation == pytest.approx(usual.deviation, rel=0.2)
+
+
 def test_sums_of_numbers_that_five_rows_share_are_exact():
     rng = np.random.default_rng(0)
     ages = np.repeat(rng.integers(20, 95, 100), 5) + 0.0

@@ -26,11 +26,10 @@ one's name.
 RARE = "\0rare"
 """Stands for all categories that are not named."""
 
-_FAR = 10
-"""Rows are far from all others from this number of the others' standard deviations."""
-
-_NEARLY_ALL = 0.9
-"""From this share of a column's squared deviations on, few rows have nearly all of them."""
+_FAR, _APART = 5, 1.5
+"""Few rows are far from this number of the others' standard deviations on, if the next row
+is nearer by this factor: else more rows are far.
+"""
 
 _RARE_NUMBERS = 8
 """So many numbers that few rows share can hide each other. Five whole numbers follow from
@@ -73,8 +72,7 @@ def shown(
     * Rows of a rare category become `RARE`, and if these are few, or as many as such
       categories can nearly have, the first of the others. If there is none, the column
       is empty.
-    * If a few rows are so far from all others that mean and squares are nearly theirs,
-      they become the nearest number of another row.
+    * If a few rows are far from all others, they become the nearest numbers of other rows.
 
     Args:
         values: the cells, with null for missing ones.
@@ -219,9 +217,10 @@ def _shown_numbers(values: pl.Series, least: int) -> pl.Series:
 
 
 def _without_small_groups(values: pl.Series, least: int) -> pl.Series:
-    """Numbers without rare and far ones."""
+    """Numbers without far and rare ones."""
     while True:
-        changed = _without_far(_without_rare(values, least), least)
+        # Far ones first: steps that are as wide as they are far would empty a column.
+        changed = _without_rare(_without_far(values, least), least)
         if changed.equals(values):
             return values
         values = changed
@@ -242,8 +241,7 @@ def _without_rare(values: pl.Series, least: int) -> pl.Series:
     few = np.flatnonzero(~np.isin(coarse, shared))
     coarse = coarse.copy()
     coarse[few] = shared[np.abs(coarse[few][:, None] - shared).argmin(axis=1)]
-    places = values.is_not_null().arg_true()
-    return values.clone().scatter(places, pl.Series(coarse, dtype=values.dtype))
+    return _with_numbers(values, coarse)
 
 
 def _coarse(numbers: NDArray[Any], least: int) -> NDArray[Any]:
@@ -333,25 +331,40 @@ def _unit_of(numbers: NDArray[Any]) -> float:
 
 
 def _without_far(values: pl.Series, least: int) -> pl.Series:
-    """Numbers without a few that have nearly all of the squared deviations."""
+    """Numbers without a few that are far from all others that few rows share.
+
+    Sum and squares, less those of the bins, would be theirs. They become the nearest of the
+    others, each of them another one, which stays rare: five rows of one number are exact.
+    """
     numbers = values.drop_nulls().to_numpy()
-    if not len(numbers):
+    _, which, rows = np.unique(numbers, return_inverse=True, return_counts=True)
+    rare = np.flatnonzero(rows[which] < least)
+    if not len(rare):
         return values
-    deviations = numbers - np.median(numbers)
-    order = np.argsort(-np.abs(deviations), kind="stable")
-    unit = float(np.abs(deviations[order[0]]))
-    if not 0 < unit < np.inf:
-        return values
-    scaled = deviations / unit  # so that no square overflows
-    squares = len(scaled) * scaled.var()
-    for few in range(1, min(least, (len(numbers) + 1) // 2)):
-        far, others = order[:few], order[few:]
-        rest = scaled[others]
-        distance = np.abs(scaled[far] - rest.mean()).min()
-        is_far = distance >= _FAR * rest.std()
-        if is_far and len(rest) * rest.var() <= (1 - _NEARLY_ALL) * squares:
-            low, high = numbers[others].min(), numbers[others].max()
-            places = np.flatnonzero(values.is_not_null().to_numpy())[far]
-            nearest = pl.Series(np.clip(numbers[far], low, high), dtype=values.dtype)
-            return values.clone().scatter(places, nearest)
+    unit = max(
+        float(np.abs(numbers[rare]).max()), 1e-300
+    )  # so that no square overflows
+    cells = numbers[rare] / unit
+    order = np.argsort(-np.abs(cells - np.median(cells)), kind="stable")
+    for few in range(1, min(least, (len(rare) + 1) // 2)):
+        far, rest = order[:few], cells[order[few:]]
+        nearest = np.abs(cells[far] - rest.mean()).min()
+        next_one = np.abs(rest - rest.mean()).max()
+        if nearest < _FAR * rest.std() or nearest < _APART * next_one:
+            continue
+        stays_rare = rows[which[rare]] < least - 1
+        changed, free = numbers.copy(), [it for it in order[few:] if stays_rare[it]]
+        if len(free) < few:
+            continue
+        for place in far.tolist():
+            other = min(free, key=lambda it: abs(cells[it] - cells[place]))
+            changed[rare[place]] = numbers[rare[other]]
+            free.remove(other)
+        return _with_numbers(values, changed)
     return values
+
+
+def _with_numbers(values: pl.Series, numbers: NDArray[Any]) -> pl.Series:
+    """A column with other numbers where it has some."""
+    places = values.is_not_null().arg_true()
+    return values.clone().scatter(places, pl.Series(numbers, dtype=values.dtype))

@@ -97,6 +97,12 @@ def language() -> tuple[pl.DataFrame, str]:
     return packaged("MASS", "nlschools"), "--client class --target lang"
 
 
+def scotland() -> tuple[pl.DataFrame, str]:
+    """Pupils' attainment in 19 secondary schools (Paterson 1991)."""
+    frame = packaged("mlmRev", "ScotsSec").drop("primary")
+    return frame, "--client second --target attain"
+
+
 def cancer() -> tuple[pl.DataFrame, str]:
     """scikit-learn's breast cancer; four clients by quarters of the mean radius, so that
     what is large for one is small for another.
@@ -120,6 +126,7 @@ TABLES = {
     "produc": produc,
     "contraception": contraception,
     "language": language,
+    "scotland": scotland,
     "exam": exam,
     "math": math_achieve,
     "flchain": flchain,

@@ -25,6 +25,7 @@ from fedtailor.models import Architecture
 from fedtailor.protocol import SGD, Algorithm, Diverged
 
 RATES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
+CLIPPED = SGD(clip=1.0)
 
 
 def main() -> None:
@@ -68,11 +69,11 @@ def methods() -> list[tuple[str, str, Algorithm]]:
     return [
         ("Local", "both", ft.Local()),
         ("HeteroFL, factor", "both", ft.HeteroFL()),
-        ("HeteroFL, factor and clip 1", "both", ft.HeteroFL(clip=1.0)),
-        ("HeteroFL, factor, clip 1, mask", "both", ft.HeteroFL(clip=1.0, mask=True)),
+        ("HeteroFL, factor and clip 1", "both", ft.HeteroFL(sgd=CLIPPED)),
+        ("HeteroFL, factor, clip 1, mask", "both", ft.HeteroFL(sgd=CLIPPED, mask=True)),
         ("HeteroFL, factor, even steps", "both", ft.HeteroFL(even_steps=True)),
         ("HeteroFL, neither", "both", ft.HeteroFL(scale=False)),
-        ("HeteroFL, clip 1", "both", ft.HeteroFL(scale=False, clip=1.0)),
+        ("HeteroFL, clip 1", "both", ft.HeteroFL(sgd=CLIPPED, scale=False)),
         ("FedAvg", "all narrow", ft.FedAvg(weights="uniform")),
         ("FedAvg", "narrow clients alone", ft.FedAvg(weights="uniform")),
         ("FedAvg", "all wide", ft.FedAvg(weights="uniform")),
@@ -105,7 +106,8 @@ def measured(
             model = wide
         if networks == "narrow clients alone":
             model, federation = narrow, federation.only(names)
-        sgd = SGD(lr=rate, momentum=0.9, epochs=5, batch_size=16)
+        clip = method.sgd.clip
+        sgd = SGD(lr=rate, momentum=0.9, epochs=5, batch_size=16, clip=clip)
         return ft.run(
             replace(method, sgd=sgd),
             federation,

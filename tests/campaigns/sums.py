@@ -53,8 +53,8 @@ class _Lying(SecureSumServer):
     def _survivors(self, answers: Any) -> Any:
         return np.array([it in answers or it in self.phantoms for it in self._names])
 
-    def _unmask(self, masked: Any, shares: Any) -> Any:
-        total = super()._unmask(masked, shares)
+    def _unmask(self, masked: Any, shares: Any, codes: Any) -> Any:
+        total = super()._unmask(masked, shares, codes)
         if masked:
             self.opened = FixedPoint(self._settings.range).decode(total)
             self.masked_by = tuple(masked)

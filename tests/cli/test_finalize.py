@@ -258,6 +258,78 @@ def test_test_rows_are_kept_back_if_asked(copied, call):
     np.testing.assert_allclose(found, np.sort(expected), atol=1e-5)
 
 
+def test_thresholds_of_final_models_are_those_of_the_comparison(copied, call):
+    """Chosen on the validation rows of its first split, and measured on its test rows."""
+    from fedtailor.deployment.thresholds import thresholds_at
+
+    results, table = copied / "results", copied / "ill.csv"
+    out = copied / "final"
+    asked = ("finalize", results, "--method", "fedavg", "--out", out)
+    assert call(*asked)[0] == 0
+    (run,) = (
+        path
+        for path in (results / "runs" / "table").glob("fedavg-*")
+        if "seed = 0" in (path / "manifest.toml").read_text().split("[algorithm]")[0]
+        and (path / "rows.parquet").exists()
+    )
+    for rule in ("f1", "specificity=0.8", "sensitivity=0.7"):
+        found, expected = thresholds_at(out, rule), thresholds_at(run, rule)
+        assert found.label == expected.label == "yes"
+        for client in (*CLIENTS, "newcomer"):
+            assert found.of(client) == expected.of(client)
+        assert found.measured(CLIENTS) == expected.measured(CLIENTS)
+    ask = ("predict", out, table, "--client", "north", "--threshold", "specificity=0.8")
+    code, shown, said = call(*ask)
+    assert code == 0, said
+    assert (
+        "by models that it trained without them, and measured on its test rows;" in said
+    )
+    found = pl.read_csv(shown.encode())
+    is_yes = found["prediction"] == "yes"
+    assert is_yes.equals(found["p(yes)"] >= found["threshold"], check_names=False)
+    _, card, _ = call("card", out, "--client", "north")
+    assert re.search(r"\| north \| specificity=0.9 \| \d+, \d+ \(all clients'\)", card)
+    assert "Thresholds were chosen on the validation rows of the comparison's" in card
+    assert str(copied) not in card
+    # The rows are stored in another order than that of the table.
+    stored = pl.read_parquet(out / "thresholds.parquet")
+    assert stored.equals(stored.sort(pl.all()))
+
+
+def test_thresholds_of_kept_test_rows_are_measured_on_the_final_models(copied, call):
+    from fedtailor.deployment.thresholds import thresholds_at
+
+    out = copied / "kept"
+    asked = ("finalize", copied / "results", "--method", "fedavg", "--out", out)
+    assert call(*asked, "--keep-test")[0] == 0
+    from fedtailor import open as open_run
+
+    run = open_run(out / "runs" / "fedavg")
+    rows = run.federation.client("east").test
+    outputs = run.personal("east").outputs(rows.x)
+    found = thresholds_at(out, "f1")
+    hit = outputs[:, 1] - outputs[:, 0] >= found.of("east").log_odds
+    measured = found.measured(["east"]).measures
+    expected = np.mean(hit[rows.y == 1])
+    np.testing.assert_allclose(measured.sensitivity.estimate, expected, rtol=1e-6)
+    ask = ("predict", out, copied / "ill.csv", "--threshold", "f1")
+    assert "measured on 36 test rows, on which they were not trained" in call(*ask)[2]
+
+
+def test_final_models_without_rows_of_thresholds_are_refused(copied, call):
+    assert call("finalize", copied / "results")[0] == 0
+    path = copied / "results" / "ill" / "model" / "thresholds.parquet"
+    ask = ("predict", copied / "results", copied / "ill.csv", "--threshold", "f1")
+    content = path.read_bytes()
+    damaged = (content[:-20] + content[-19:], content[:40] + b"x" + content[41:])
+    for other in (*damaged, None):
+        path.unlink() if other is None else path.write_bytes(other)
+        code, _, error = call(*ask)
+        assert code == 2 and error.count("\n") == 1 and "thresholds.parquet" in error
+        assert "run `fedtailor finalize` again" in error
+        assert call("check", copied / "results")[0] == (0 if other is None else 1)
+
+
 def test_what_cannot_be_finalized_is_said_in_one_line(copied, call):
     results = copied / "results"
     cases = {

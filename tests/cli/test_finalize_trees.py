@@ -115,6 +115,8 @@ def test_every_candidate_becomes_models(compared, call, tmp_path, method):
     assert code == 0 and right > (0.5 if method == "linear-alone" else 0.9)
     code, shown, _ = call("predict", final, table, "--coverage", "0.9")
     assert code == 0 and "set" in shown.splitlines()[0]
+    code, shown, _ = call("predict", final, table, "--threshold", "f1")
+    assert code == 0 and shown.splitlines()[0].endswith(",p(low),threshold")
     code, *_ = call("export", final, "--out", tmp_path / "vectors")
     assert code == 0
     _, again, _ = call("predict", tmp_path / "vectors", table, "--probabilities")

@@ -18,6 +18,7 @@ from fedtailor.engine.storage.run_files import VALIDATION
 from fedtailor.lab.results.coverage import coverage_table, coverages
 from fedtailor.lab.results.stored import StoredRun
 from fedtailor.statistics.conformal import OWN_ROWS, conformal_rank, fit_temperature
+from fedtailor.statistics.decision.intervals import wilson_interval
 
 
 @pytest.fixture(scope="module")
@@ -262,6 +263,33 @@ def test_pages_have_a_line_for_each_client(numbers):
         assert float(row[4]) < float(row[3]) <= float(row[5])
     twice = coverage_table("sets", [StoredRun(numbers)] * 2)
     assert twice.rows == found.rows
+
+
+def test_intervals_of_several_seeds_are_those_of_the_share_shown(numbers):
+    first, second = StoredRun(numbers), StoredRun(numbers)
+    tested = first.rows
+    wrong = tested.with_columns(
+        squared_error=pl.when(pl.int_range(pl.len()).over("client") < 1)
+        .then(1e12)
+        .otherwise("squared_error")
+        .cast(pl.Float32)
+    )
+    second.__dict__["rows"] = wrong
+    found = coverage_table("sets", [first, second]).rows
+    for row, one, other in zip(
+        found,
+        coverage_table("sets", [first]).rows,
+        coverage_table("sets", [second]).rows,
+        strict=True,
+    ):
+        rows = int(row[2])
+        share = (
+            round(float(one[3]) * rows / 100) + round(float(other[3]) * rows / 100)
+        ) / (2 * rows)
+        interval = wilson_interval(share, rows, 0.95)
+        assert [float(cell) for cell in row[3:]] == pytest.approx(
+            [100 * share, 100 * interval.low, 100 * interval.high], abs=0.051
+        )
 
 
 def test_pages_have_sets_of_classes_too(of_many):

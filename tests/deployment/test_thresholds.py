@@ -1,5 +1,6 @@
 """Thresholds of models in use: from validation rows only, measured on test rows."""
 
+import re
 import shutil
 
 import numpy as np
@@ -12,6 +13,14 @@ from fedtailor.deployment.calibration import calibration_at
 from fedtailor.deployment.opening import models_at, open_run
 from fedtailor.deployment.predictions import predictions
 from fedtailor.deployment.thresholds import thresholds_at, thresholds_of
+from fedtailor.lab.report.page import contents
+from fedtailor.lab.results.decision import Decision
+from fedtailor.lab.results.stored import StoredRun
+from fedtailor.lab.results.thresholds import (
+    RULES,
+    threshold_table,
+    thresholds_of_stored,
+)
 
 
 @pytest.fixture(scope="module")
@@ -59,10 +68,11 @@ def test_a_threshold_has_the_stated_share_of_its_validation_rows(rare):
     found = thresholds_of(run, "specificity=0.9")
     assert found.label == "yes"
     rows = truth_and_odds(run, "val")
-    assert list(found.own) == ["a"]
+    assert found.of("a").is_own
+    assert found.of("b") == found.of("of nobody") == found.pooled
     pooled = [np.concatenate(parts) for parts in zip(*rows.values(), strict=True)]
     for chosen, (truth, odds, weights) in (
-        (found.own["a"], rows["a"]),
+        (found.of("a"), rows["a"]),
         (found.pooled, pooled),
     ):
         counted = weights > 0
@@ -84,7 +94,8 @@ def test_thresholds_are_measured_on_test_rows(rare):
     found = thresholds_of(run, "f1")
     truth, odds, weights = truth_and_odds(run, "test")["a"]
     hit = odds >= found.of("a").log_odds
-    measured = found.measured(["a"])
+    on_test = found.measured(["a"])
+    measured = on_test.measures
     for interval, rows, right in (
         (measured.sensitivity, truth == 1, hit),
         (measured.specificity, truth == 0, ~hit),
@@ -92,10 +103,11 @@ def test_thresholds_are_measured_on_test_rows(rare):
         expected = np.average(right[rows], weights=weights[rows])
         np.testing.assert_allclose(interval.estimate, expected, rtol=1e-6)
         assert interval.low < expected < interval.high
-    mean, seen = found.mean_probability(["a"])
     expected = np.average(1 / (1 + np.exp(-odds)), weights=weights)
-    np.testing.assert_allclose(mean, expected, rtol=1e-5)
-    np.testing.assert_allclose(seen, np.average(truth, weights=weights), rtol=1e-6)
+    np.testing.assert_allclose(on_test.probability, expected, rtol=1e-5)
+    np.testing.assert_allclose(
+        on_test.share, np.average(truth, weights=weights), rtol=1e-6
+    )
 
 
 @pytest.mark.parametrize("rule", ["f1", "specificity=0.8", "sensitivity=0.8"])
@@ -105,8 +117,8 @@ def test_test_rows_do_not_choose(rare, rule, monkeypatch):
     flipped = rows.with_columns(~pl.col("correct"), -pl.col("log_odds"))
     monkeypatch.setitem(other.__dict__, "test_rows", (flipped, baseline))
     expected, found = thresholds_of(run, rule), thresholds_of(other, rule)
-    assert found.own == expected.own
-    assert found.pooled == expected.pooled
+    assert found.of("a") == expected.of("a")
+    assert found.of("b") == expected.of("b")
     assert found.measured(["a"]) != expected.measured(["a"])
 
 
@@ -157,7 +169,7 @@ def test_labels_are_written_as_in_predictions(tmp_path, capsys):
     assert main(["predict", str(run), table, "--threshold", "f1"]) == 0
     output = capsys.readouterr()
     assert "p(true),threshold" in output.out
-    assert "a: true where p(true) is" in output.err
+    assert "validation rows, " in output.err and "true and others" in output.err
 
 
 def test_predict_prints_what_was_chosen(rare, capsys):
@@ -168,29 +180,64 @@ def test_predict_prints_what_was_chosen(rare, capsys):
     output = capsys.readouterr()
     header = "row,client,prediction,probability,p(yes),threshold"
     assert output.out.splitlines()[0] == header
-    a, b, both, pooled = output.err.splitlines()
-    assert a.startswith("a: yes where p(yes) is 0.")
-    assert "chosen on its own validation rows" in a
-    assert b.startswith("b: yes where p(yes) is 0.")
-    assert "chosen on all clients' validation rows" in b
-    assert both.startswith("these 2 clients: ")
-    assert pooled.startswith("fewer than 50 validation rows of a class: b; ")
-    for line in (a, b, both):
-        for part in (
-            "sensitivity ",
-            "specificity ",
-            "F1 ",
-            "95 % intervals",
-            "mean p(",
-        ):
-            assert part in line
+    text = " ".join(output.err.split())
+    assert "sensitivity, specificity, F1, mean" in text
+    assert re.search(r"a specificity=0.9 \d+, \d+ 0\.\d{3} \d+, \d+ ", text)
+    assert re.search(r"b specificity=0.9 \d+, \d+ 0\.\d{3} ", text)
+    assert re.search(r"all 2 specificity=0.9 \d+, \d+ \d+\.\d ", text)
+    assert "its own" in text and "all clients'" in text
+    assert "A client with fewer than 50 validation rows of a class has the" in text
+
+
+def test_all_rules_and_clients_are_in_one_table(rare):
+    """That of pages, of which cards and `predict` have some lines."""
+    run = open_run(rare)
+    found = [thresholds_of(run, rule) for rule in RULES]
+    table = threshold_table("t", found, run.names)
+    assert [row[:2] for row in table.rows] == [
+        [name, rule] for name in ("a", "b", "all 2") for rule in RULES
+    ]
+    stored = thresholds_of_stored(StoredRun(rare))
+    assert threshold_table("t", stored, run.names) == table
+    for row, below, rule in zip(table.rows, table.below, 3 * RULES, strict=True):
+        thresholds = thresholds_of(run, rule)
+        names = run.names if row[0] == "all 2" else [row[0]]
+        expected = thresholds.measured(names).measures
+        intervals = (expected.sensitivity, expected.specificity, expected.f1)
+        for cell, ends, interval in zip(row[5:8], below[5:8], intervals, strict=True):
+            assert cell.mean == 100 * interval.estimate
+            assert ends == f"{100 * interval.low:.1f} to {100 * interval.high:.1f}"
+        if len(names) == 1:
+            odds = thresholds.of(row[0]).log_odds
+            assert row[3].mean == pytest.approx(1 / (1 + np.exp(-odds)))
+    some = threshold_table("t", found[:1], run.names, 1)
+    assert some.rows == [table.rows[0], table.rows[6]]
+    assert "1 more clients are not listed" in some.note
+
+
+def test_pages_have_a_section_of_thresholds(rare, numbers, monkeypatch):
+    decision = Decision("s", "accuracy")
+    (section,) = contents.thresholds("s", {"fedavg": [StoredRun(rare)]}, decision)
+    assert section.tables[0].title == "s: thresholds, fedavg, seed 0"
+    assert len(section.tables[0].rows) == 9
+    monkeypatch.setattr(contents, "MAX_THRESHOLD_CLIENTS", 1)
+    (section,) = contents.thresholds("s", {"fedavg": [StoredRun(rare)]}, decision)
+    assert [row[0] for row in section.tables[0].rows] == 3 * ["a"] + 3 * ["all 2"]
+    # Rows of earlier versions have no log-odds.
+    earlier = StoredRun(rare)
+    earlier.__dict__["rows"] = earlier.rows.drop("log_odds")
+    assert contents.thresholds("s", {"fedavg": [earlier]}, decision) == []
+    assert contents.thresholds("s", {"fedavg": [StoredRun(numbers)]}, decision) == []
 
 
 def test_cards_have_thresholds(rare, numbers):
     card = ft.model_card(open_run(rare), "a")
     assert "## Thresholds" in card
-    assert "- a: yes where p(yes)" in card
-    assert "(specificity=0.9, chosen on its own validation rows" in card
+    run = open_run(rare)
+    found = [thresholds_of(run, rule) for rule in RULES]
+    assert threshold_table("", found, ["a"]).markdown().strip() in card
+    for rule in RULES:
+        assert re.search(rf"\| a \| {rule} \| \d+, \d+ \(its own\) ", card)
     assert "## Thresholds" not in ft.model_card(open_run(numbers), "a")
 
 
@@ -271,4 +318,6 @@ def test_exports_are_refused(rare, tmp_path, capsys):
     out = tmp_path / "models"
     assert main(["export", str(rare), "--out", str(out)]) == 0
     shutil.copy(rare.parent / "table.csv", tmp_path / "table.csv")
-    assert "name the run of a method" in refused(out, capsys)
+    assert "name the run or the final models" in refused(out, capsys)
+    # Their cards have them.
+    assert "| a | f1 | " in next((out / "cards").glob("*-a.md")).read_text()

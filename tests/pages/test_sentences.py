@@ -150,6 +150,10 @@ TESTED = {
             "test_clients_that_prepare_their_tables_otherwise_give_no_sum",
             "test_clients_that_add_different_vectors_give_no_sum",
         ),
+        "confirmed to each other that it is these": (
+            "test_a_sum_is_opened_that_all_of_its_clients_confirmed",
+            "test_a_client_that_was_not_in_a_list_is_in_no_later_sum",
+        ),
         "whose keys a client has count as those that hide it": (
             "test_clients_that_are_invented_do_not_hide_the_others",
             "test_a_client_that_is_named_in_a_sum_without_a_part_is_missed",

@@ -189,7 +189,7 @@ def test_requests_are_answered_in_the_policys_hours(hours, clock, is_open):
 
 def sum_request(stage, clients):
     here = np.arange(10) < clients
-    arrays = {"sum-vectors": {"there": here}, "sum-unmask": {"arrived": here}}
+    arrays = {"sum-vectors": {"there": here}, "sum-confirm": {"arrived": here}}
     asked = request(stage, arrays=arrays.get(stage, {}))
     if stage == SHARES:
         names = [f"client {number}" for number in range(clients)]
@@ -197,7 +197,7 @@ def sum_request(stage, clients):
     return asked
 
 
-@pytest.mark.parametrize("stage", ["sum-shares", "sum-vectors", "sum-unmask"])
+@pytest.mark.parametrize("stage", ["sum-shares", "sum-vectors", "sum-confirm"])
 def test_sums_over_fewer_clients_than_the_policy_says_are_refused(stage):
     policy = Policy(least_clients=5)
     assert refusal(policy, sum_request(stage, 5)) is None

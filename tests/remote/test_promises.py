@@ -21,7 +21,14 @@ from fedtailor.remote.wire.boosting import BOOST
 from fedtailor.remote.wire.messages import Request, decode_reply, encode_request
 from fedtailor.remote.wire.refusals import Refusal, Refused
 from fedtailor.remote.wire.request_kind import TABLE_TASKS, TASKS
-from fedtailor.remote.wire.secure_sums import KEYS, SHARES, STAGES, SUM, UNMASK, VECTORS
+from fedtailor.remote.wire.secure_sums import (
+    CONFIRM,
+    KEYS,
+    SHARES,
+    STAGES,
+    SUM,
+    VECTORS,
+)
 from remote.jobs import Clients
 from remote.test_policy import NOISY, PRIVATE, SECURE, UCFL
 from remote.test_policy import job_of as job_of_text
@@ -127,7 +134,7 @@ def asked(task, round, clients, boosts):
     if task in STAGES:
         more = {SHARES: {"among": names}, VECTORS: {"columns": names}}
         algorithm[SUM] = {"name": "s", "kind": kind, **more.get(task, {})}
-        arrays = {VECTORS: {"there": there}, UNMASK: {"arrived": there}}.get(task, {})
+        arrays = {VECTORS: {"there": there}, CONFIRM: {"arrived": there}}.get(task, {})
     if boosts:
         step = {"steps": [{"kind": "start"}], "clients": clients}
         algorithm[BOOST] = step if task in (KEYS, BOOST) else True
@@ -161,7 +168,7 @@ def test_a_policy_answers_what_it_allows_whatever_keys_a_request_has(
         may &= policy.federated_statistics and not policy.noise_only
     if policy.rounds is not None and not boosts and task not in TABLE_TASKS:
         may &= round + is_training <= policy.rounds
-    if task in (SHARES, VECTORS, UNMASK):
+    if task in (SHARES, VECTORS, CONFIRM):
         may &= clients >= policy.least_clients
     try:
         policy.check_request(request, datetime(2026, 1, 1, hour))

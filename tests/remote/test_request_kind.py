@@ -18,7 +18,15 @@ from fedtailor.remote.wire.request_kind import (
     RequestKind,
     kind_of,
 )
-from fedtailor.remote.wire.secure_sums import KEYS, SHARES, STAGES, SUM, UNMASK, VECTORS
+from fedtailor.remote.wire.secure_sums import (
+    CONFIRM,
+    KEYS,
+    SHARES,
+    STAGES,
+    SUM,
+    UNMASK,
+    VECTORS,
+)
 
 METHOD = {"phase": 0, "seed": 0, "method": {"name": "fedavg"}}
 STEP = {"steps": [{"kind": "start"}], "clients": 3}
@@ -133,7 +141,7 @@ def test_what_a_sum_is_said_to_be_is_exact(asked, key, value):
     ids=str,
 )
 @pytest.mark.parametrize(
-    "task", ["hello", "statistics", "agreed", SHARES, VECTORS, UNMASK]
+    "task", ["hello", "statistics", "agreed", SHARES, VECTORS, CONFIRM, UNMASK]
 )
 def test_what_belongs_to_a_round_of_training_is_refused_elsewhere(task, change):
     with pytest.raises(Refused):

@@ -24,11 +24,13 @@ from fedtailor.remote.sums import client as sum_client
 from fedtailor.remote.sums import server as sum_server
 from fedtailor.remote.sums.client import SecureSumClient
 from fedtailor.remote.sums.server import SecureSumServer
+from fedtailor.remote.wire import secure_sums
 from fedtailor.remote.wire.boosting import from_vector, to_vector
 from fedtailor.remote.wire.messages import Request, check_arrays
 from fedtailor.remote.wire.refusals import Refused
 from fedtailor.remote.wire.run_log import COORDINATOR_LOG, Lines
 from fedtailor.remote.wire.secure_sums import (
+    CONFIRM,
     KEYS,
     SHARES,
     STAGES,
@@ -186,6 +188,12 @@ def test_what_a_client_sends_looks_random_to_the_coordinator():
 def test_a_client_is_lost_at_any_stage_and_the_others_go_on(stage, client):
     circle = Circle()
     circle.lost[client] = losing(stage)
+    if stage == CONFIRM:
+        said = f"^{client} sent a vector and did not confirm whose vectors are in"
+        with pytest.raises(TooFewClients, match=said):
+            circle.run(WEIGHTS)
+        assert UNMASK not in circle.seen
+        return
     sums, there = circle.run(WEIGHTS)
     without = () if stage == UNMASK else (client,)
     np.testing.assert_allclose(
@@ -320,9 +328,21 @@ def test_clients_that_were_told_different_weights_give_no_sum():
         return arrays
 
     circle.relay = relay
-    weights = np.array([[0.2, 0.2, 0.2, 0.2, 0.2 - 1e-9]])
-    sums, _ = circle.run(weights)
-    assert circle.lines == [] and np.abs(sums - circle.plain(weights)).max() > 1
+    with pytest.raises(TooFewClients):
+        circle.run(np.array([[0.2, 0.2, 0.2, 0.2, 0.2 - 1e-9]]))
+    assert_not_confirmed(circle)
+
+
+def assert_not_confirmed(circle):
+    """Client a and the others refuse to open a sum, as the codes are of other ones."""
+    told = dict(line.removeprefix("client ").split(": ", 1) for line in circle.lines)
+    assert set(told) == set(NAMES)
+    assert all(
+        "did not confirm that the vectors of the same" in it for it in told.values()
+    )
+    assert all(
+        it.startswith("client a did") for name, it in told.items() if name != "a"
+    )
 
 
 def test_clients_that_were_asked_different_things_give_no_sum():
@@ -332,9 +352,14 @@ def test_clients_that_were_asked_different_things_give_no_sum():
         for name, client in circle.clients.items():
             asked = "the model" if alike or name != "a" else "another model"
             client.hold(0, {"model": circle.vectors[name]}, asked=asked)
-        sums, _ = circle.run(weights, asked="the model")
-        is_right = np.abs(sums - circle.plain(weights)).max() < 1e-6
-        assert is_right == alike and circle.lines == []
+        if alike:
+            sums, _ = circle.run(weights, asked="the model")
+            assert np.abs(sums - circle.plain(weights)).max() < 1e-6
+            assert circle.lines == []
+            continue
+        with pytest.raises(TooFewClients):
+            circle.run(weights, asked="the model")
+        assert_not_confirmed(circle)
 
 
 @pytest.mark.parametrize("scope", ["run", "round"])
@@ -580,10 +605,116 @@ def test_a_client_never_opens_both_secrets_of_another():
     circle = Circle()
     circle.run(WEIGHTS)
     asked = circle.requests[UNMASK]["a"]
-    arrived = asked.arrays["arrived"].copy()
-    arrived[1] = False
     with pytest.raises(ValueError, match="has no part in this sum"):  # it is over
-        circle.clients["a"](replace(asked, arrays={"arrived": arrived}))
+        circle.clients["a"](asked)
+    confirmed = circle.requests[CONFIRM]["a"]
+    with pytest.raises(ValueError, match="has no part in this sum"):
+        circle.clients["a"](confirmed)
+
+
+class Splits(Circle):
+    """A coordinator that tells clients different lists of the vectors that arrived, and
+    asks all of them to open the sum.
+    """
+
+    def open(self, lists, neighbours=50):
+        """Returns the clients the sum of whose vectors can be unmasked."""
+        count = len(self.names)
+
+        def relay(stage, name, arrays):
+            if stage == CONFIRM:
+                arrays["arrived"] = np.array([it in lists[name] for it in self.names])
+            return arrays
+
+        self.relay = relay
+        options = {"neighbours": neighbours}
+        server = SecureSumServer(self.ask, self.names, SIZE, self.settings, **options)
+        # Who was told that it is lost, or refuses, confirms nothing to anybody.
+        ask = server._run_stage
+
+        def run_stage(stage):
+            answers = dict(ask(stage))
+            if stage.task == CONFIRM:
+                for name, spec in stage.expected.items():
+                    empty = np.zeros(spec["codes"].shape, np.uint8)
+                    answers.setdefault(name, {"codes": empty})
+            return answers
+
+        server._run_stage = run_stage
+        with self.hearing(), suppress(TooFewClients):
+            server.run(np.full((1, count), 1 / count))
+        among = neighbour_graph(self.names, neighbours)
+        has_seed, has_key = set(), set()
+        for owner in self.names:
+            revealed = [it for it in among[owner] if it in self.seen[UNMASK]]
+            needed = self.settings.reconstruction_threshold(len(among[owner]))
+            seeds = sum(owner in lists[it] for it in revealed)
+            if seeds >= needed:
+                has_seed.add(owner)
+            if len(revealed) - seeds >= needed:
+                has_key.add(owner)
+        # All pairwise masks with others cancel, or follow from these others' keys.
+        found = has_seed
+        while True:
+            kept = {it for it in found if set(among[it]) <= found | has_key}
+            if kept == found:
+                return found
+            found = kept
+
+
+def split_lists(names, rng):
+    """A few lists of the clients whose vectors arrived, and who is told which."""
+    ring = secure_sums._ring(names)
+    if rng.random() < 0.5:  # each says that others are lost
+        lists = [set(rng.permutation(names)[rng.integers(1, 4) :]) for _ in range(2)]
+    else:  # others between two arcs
+        start, gap = rng.integers(len(names)), rng.integers(1, 5)
+        turned = [*ring[start:], *ring[:start]]
+        half = len(names) // 2
+        lists = [set(names) - set(turned[at : at + gap]) for at in (0, half)]
+        if rng.random() < 0.5:
+            lists[1] -= set(turned[:gap])
+    return {name: lists[rng.integers(2)] for name in names}
+
+
+@pytest.mark.parametrize(("count", "neighbours"), [(7, 50), (12, 50), (13, 4), (20, 6)])
+@pytest.mark.parametrize("threshold", [0.51, 2 / 3])
+def test_a_sum_is_opened_that_all_of_its_clients_confirmed(
+    count, neighbours, threshold, monkeypatch
+):
+    """Before, each client could be told of others that are lost: their keys opened, and the
+    sum was the vector of a client; or a client remembered other sums than were opened.
+    """
+    monkeypatch.setattr(sum_client, "MAX_NEIGHBOURS", neighbours)
+    names = tuple(f"client {number:02d}" for number in range(count))
+    rng, opened, differ = np.random.default_rng(count), 0, 0
+    for checks in (True, False):
+        if not checks:
+            monkeypatch.setattr(sum_client.hmac, "compare_digest", lambda *_: True)
+        for seed in range(6):
+            circle = Splits(names, SecureSums(threshold=threshold), seed=seed)
+            lists = split_lists(names, rng)
+            if seed == 0:
+                lists = {key: set(names) for key in names}
+            found = circle.open(lists, neighbours)
+            opened += checks and bool(found)
+            is_split = bool(found) and any(lists[name] != found for name in found)
+            assert not (checks and is_split)
+            differ += is_split
+    assert opened and differ  # the test sees it
+
+
+def test_a_client_that_was_not_in_a_list_is_in_no_later_sum():
+    """It remembers that it hides others in a sum which was opened without it."""
+    circle = Splits(NAMES, SecureSums(threshold=0.51))
+    without_e = dict.fromkeys(NAMES, set(NAMES) - {"e"})
+    assert circle.open(without_e) == set("abcd")
+    circle.begin(1)
+    circle.relay = lambda stage, name, arrays: arrays
+    with pytest.raises(TooFewClients):
+        circle.run([[0.2] * 5])
+    told = [line for line in circle.lines if "it has a part in sums of other" in line]
+    assert len(told) == 4
 
 
 class Watched(Circle):
@@ -1045,16 +1176,18 @@ def alone(weights, weight):
         ),
         (VECTORS, {"there": lambda it: it[:2]}, "is not well formed"),
         (
-            UNMASK,
+            CONFIRM,
             {"arrived": lambda it: it & [True, False, False, False, True]},
             "only 2 of 5 vectors arrived, and 4",
         ),
         (
-            UNMASK,
+            CONFIRM,
             {"arrived": lambda it: it & [False, True, True, True, True]},
             "the vectors of other clients arrived",
         ),
-        (UNMASK, {"arrived": lambda it: it.astype(np.int8)}, "is not well formed"),
+        (CONFIRM, {"arrived": lambda it: it.astype(np.int8)}, "is not well formed"),
+        (UNMASK, {"codes": lambda it: it ^ 1}, "client b did not confirm that the"),
+        (UNMASK, {"codes": lambda it: it[:4]}, "holds no 'codes' of 5 clients"),
     ],
 )
 def test_a_client_refuses_requests_that_would_show_more(stage, change, said):
@@ -1068,17 +1201,24 @@ def test_a_client_refuses_requests_that_would_show_more(stage, change, said):
         return arrays
 
     circle.relay = relay
-    sums, _ = circle.run(WEIGHTS)  # the others go on
+    if stage == CONFIRM:
+        with pytest.raises(
+            TooFewClients, match=r"^a sent a vector and did not confirm"
+        ):
+            circle.run(WEIGHTS)
+    else:  # the others go on
+        sums, _ = circle.run(WEIGHTS)
     assert (
         len(circle.lines) == 1
         and said in circle.lines[0]
         and circle.lines[0].startswith("client a: ")
     )
-    np.testing.assert_allclose(
-        sums,
-        circle.plain(WEIGHTS, () if stage == UNMASK else "a"),
-        atol=10 * FixedPoint(64.0).step,
-    )
+    if stage != CONFIRM:
+        np.testing.assert_allclose(
+            sums,
+            circle.plain(WEIGHTS, () if stage == UNMASK else "a"),
+            atol=10 * FixedPoint(64.0).step,
+        )
 
 
 def test_a_client_adds_with_others_only():
@@ -1198,7 +1338,7 @@ def test_clients_that_add_different_vectors_give_no_sum(kinds):
     """Before, a sum of one client's model and the others' controls, and one of its control
     and their models, together showed its model.
     """
-    circle, opened = Circle(), []
+    circle = Circle()
     for name, client in circle.clients.items():
         model = circle.vectors[name]
         update = {"model": model, "control": -2 * model}
@@ -1220,9 +1360,10 @@ def test_clients_that_add_different_vectors_give_no_sum(kinds):
 
         key = (others, None) if isinstance(others, str) else ("model", others)
         one = SecureSumServer(mixed, NAMES, SIZE, SETTINGS, vector=key)
-        opened.append(one.run(np.asarray(EVERYBODY))[0][0])
-    found = (opened[0] + 2 * opened[1]) * 5 / -3
-    assert np.abs(found - circle.vectors[NAMES[0]]).max() > 1e-3
+        circle.lines.clear()
+        with circle.hearing(), pytest.raises(TooFewClients):
+            one.run(np.asarray(EVERYBODY))
+        assert_not_confirmed(circle)
 
 
 THREE_SUMS = (

@@ -36,6 +36,17 @@ def require_one_of(value: object, allowed: Collection[Any], setting: str) -> Non
     )
 
 
+def require_one_or_more(setting: str, *values: float) -> None:
+    """Raise `ValueError` unless all values of a setting are 1 or more.
+
+    Args:
+        setting: its name, for the message.
+        values: what the user gave.
+    """
+    for value in values:
+        require(value >= 1, f"{setting} is {value}; it must be 1 or more")
+
+
 def check_choice(
     name: object, names: Iterable[str], what: str, listed_by: str | None = None
 ) -> None:

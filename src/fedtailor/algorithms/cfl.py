@@ -14,7 +14,7 @@ from fedtailor._base.choice import require, require_one_of
 from fedtailor.aggregation import cluster_averages, mix, reporter_weights
 from fedtailor.aggregation.agglomerative import bipartition
 from fedtailor.aggregation.distances import cosine_similarity
-from fedtailor.algorithms.helpers.own_steps import sgd_from_velocity
+from fedtailor.algorithms.helpers.own_steps import require_no_clip, sgd_from_velocity
 from fedtailor.protocol import (
     SGD,
     About,
@@ -158,6 +158,8 @@ class CFL(Algorithm):
             "persist keeps the momentum of local training, which has none; give sgd a"
             " momentum and no optimizer",
         )
+        if self.persist:
+            require_no_clip("cfl's steps with persist", self.sgd)
         require(
             self.min_clients >= 2,
             f"min_clients is {self.min_clients}; it must be 2 or more",

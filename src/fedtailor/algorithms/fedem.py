@@ -12,6 +12,7 @@ from fedtailor.algorithms.helpers.own_steps import (
     loop_over_batches,
     momentum_step,
     pass_over_samples,
+    require_no_clip,
     sgd_step,
 )
 from fedtailor.protocol import (
@@ -115,6 +116,7 @@ class FedEM(Algorithm):
             self.sgd.optimizer is None,
             "fedem's weighted steps are SGD's; train without an optimizer",
         )
+        require_no_clip("fedem's weighted steps", self.sgd)
 
     # on the server
     # ----------------------------------------------------------------------------------

@@ -87,9 +87,9 @@ class HeteroFL(Algorithm):
     its training and its predictions, and its weights of these scores are left out of the
     average. Clients then send which classes they have. The paper's clients also normalise by
     the statistics of batches (networks with normalisation layers are refused here), clip
-    gradients at norm 1 (`clip`), and may have another rate in each round. A message is
-    charged as the numbers of the client's own network, though a simulation hands it those of
-    all.
+    gradients at norm 1 (`clip` of `SGD`), and may have another rate in each round. A message
+    is charged as the numbers of the client's own network, though a simulation hands it those
+    of all.
     """
 
     # How `fedtailor algorithms` describes this method; `About` explains the fields.
@@ -112,10 +112,6 @@ class HeteroFL(Algorithm):
     """
     scale: bool = True
     """Whether layers are followed by the factor 1 / r_i."""
-    clip: float | None = None
-    """Norm to which the gradient of each batch is clipped (released code: 1); None = it
-    is not.
-    """
     even_steps: bool = False
     """Whether the steps of layers with the factor 1 / r_i are multiplied by r_i^2. A step
     then changes what such a layer computes as much as it would without the factor. (Of
@@ -130,14 +126,6 @@ class HeteroFL(Algorithm):
     """
 
     def __post_init__(self) -> None:
-        require(
-            self.clip is None or self.clip > 0,
-            f"clip is {self.clip}; it must be above 0",
-        )
-        require(
-            self.clip is None or self.sgd.dp_noise is None,
-            "private steps clip each example's gradient (dp_norm); leave out clip",
-        )
         require(
             not self.mask or self.sgd.dp_noise is None,
             "with mask clients send which classes they have, which private steps do not"
@@ -236,7 +224,7 @@ class HeteroFL(Algorithm):
         if self.mask:
             update[CLASSES] = _classes(inbox.only("model"), self.sgd.batch_size, local)
             held = _held(inbox.only(CLASS_OF), update[CLASSES], jnp)
-        if is_scaled or self.clip is not None or self.mask:
+        if is_scaled or self.mask:
             factor = 1 / inbox.only("rate")[0] if is_scaled else None
             gradient = self._gradient(factor, held, local)
         model = local.sgd(inbox.only("model"), self.sgd, gradient=gradient)
@@ -261,7 +249,7 @@ class HeteroFL(Algorithm):
         local: LocalTrainer,
     ) -> StepGradient:
         """The gradient of the loss of a network with the factor of `_scaled` and without
-        the scores of some classes, clipped.
+        the scores of some classes.
 
         Args:
             factor: of all layers but the head; None = 1.
@@ -280,21 +268,10 @@ class HeteroFL(Algorithm):
                 return jax.tree.map(lambda w, it: it.astype(w.dtype) * w, params, has)
 
             if factor is None:
-                found = masked(local.batch_gradient(masked(params), batch))
-            else:
-                scaled = _scaled(masked(params), factor, local)
-                back = 1 / factor if self.even_steps else factor
-                found = masked(
-                    _scaled(local.batch_gradient(scaled, batch), back, local)
-                )
-            if self.clip is None:
-                return found
-            leaves = jax.tree.leaves(found)
-            norm = jnp.sqrt(sum(jnp.square(leaf).sum() for leaf in leaves))
-            share = jnp.minimum(
-                1, self.clip / jnp.maximum(norm, jnp.finfo(norm.dtype).tiny)
-            )
-            return jax.tree.map(lambda leaf: (share * leaf).astype(leaf.dtype), found)
+                return masked(local.batch_gradient(masked(params), batch))
+            scaled = _scaled(masked(params), factor, local)
+            back = 1 / factor if self.even_steps else factor
+            return masked(_scaled(local.batch_gradient(scaled, batch), back, local))
 
         return gradient
 

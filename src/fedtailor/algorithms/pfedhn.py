@@ -100,8 +100,8 @@ class PFedHN(Algorithm):
     client trains the body together with a head, which starts from the common initial
     one and never leaves the client.
 
-    The released code also clips the gradients of every local step to a norm of 50,
-    which is not done here: `clip` bounds the server's gradient only.
+    The released code also clips the gradients of every local step to a norm of 50, which
+    `clip` of `sgd` does; `clip` of the method bounds the server's gradient only.
 
     A client that never took part receives phi once and fits an embedding to its own
     deltas, while phi is fixed. If a part of the model stays on the client, it trains

@@ -9,6 +9,7 @@ from jaxtyping import Array, Float
 
 from fedtailor._base.choice import require
 from fedtailor.aggregation import mix, reporter_weights, weighted_sums
+from fedtailor.algorithms.helpers.own_steps import require_no_clip
 from fedtailor.protocol import (
     SGD,
     About,
@@ -110,6 +111,7 @@ class SCAFFOLD(Algorithm):
             "scaffold's controls are defined for plain SGD only; train without momentum"
             " and without an optimizer",
         )
+        require_no_clip("scaffold's steps", self.sgd)
         steps = self.sgd.epochs if self.sgd.steps is None else self.sgd.steps
         require(
             steps >= 1,

@@ -74,7 +74,7 @@ def model_card(run: OpenedRun, client: str) -> str:
         ["## Sets and calibration", "", *_sets(run, client)],
         *(
             [["## Thresholds", "", *lines]]
-            if (lines := _thresholds(run, client))
+            if (lines := card_thresholds(run, _final_of(run), client))
             else []
         ),
         ["## Membership", "", *_membership(run, client)],
@@ -412,13 +412,6 @@ def _sets(run: OpenedRun, client: str) -> Iterator[str]:
             f"Temperature (`predict --calibrated`): {known.temperature:.2f}; above 1 the"
             f" model was too sure of itself on its {rows_of_source}, below 1 too unsure."
         )
-
-
-def _thresholds(run: OpenedRun, client: str) -> list[str]:
-    """Thresholds of this client; none where there are none (`predict --threshold` says
-    why).
-    """
-    return [] if _final_of(run) is not None else card_thresholds(run, client)
 
 
 def _final_of(run: OpenedRun) -> Path | None:

@@ -25,6 +25,7 @@ from fedtailor.engine.storage.final_models import (
     Expectation,
     FinalModels,
     read_final,
+    write_threshold_rows,
 )
 from fedtailor.engine.storage.frozen_file import read_frozen
 from fedtailor.engine.training import AfterRound, RunSpec, Training
@@ -41,6 +42,7 @@ from fedtailor.lab.results.decision_file import decision_of
 from fedtailor.lab.results.experiment import StoredExperiment, experiments
 from fedtailor.lab.results.stored import StoredRun
 from fedtailor.lab.results.test_values import rows_of
+from fedtailor.lab.results.thresholds import predicts_two_classes, prepared_rows
 from fedtailor.lab.results.verdict import ClientVerdict, Verdict
 from fedtailor.models import Architecture, Model, linear
 from fedtailor.protocol import Diverged
@@ -73,6 +75,8 @@ def finalize(
     Sets and intervals of classes and numbers are from test rows of the comparison's first
     split, on which nothing was chosen: of models that the comparison trained without
     them or, with `keep_test`, of the final models, which then do not train on them.
+    Thresholds of two classes are from its validation rows, of the models that the
+    comparison trained without them, and measured on the same test rows.
 
     Args:
         results: the result directory of a comparison on a table.
@@ -137,6 +141,9 @@ def finalize(
             calibration = _calibration(runs, used, tested)
             if calibration is not None:
                 write_calibration(calibration, temporary)
+            threshold_rows = _threshold_rows(runs, used, tested)
+            if threshold_rows is not None:
+                write_threshold_rows(threshold_rows, temporary)
             first = tables[labels[0] in baselines]
             record = FinalModels(
                 run=folders[used[None]],
@@ -304,6 +311,35 @@ def _calibration(
         return None
     assert rows is not None
     return calibration_of_rows(rows, first.clients, kind == "classes")
+
+
+def _threshold_rows(
+    runs: Mapping[str, Sequence[StoredRun]],
+    used: Mapping[str | None, str],
+    tested: Mapping[str, pl.DataFrame | None],
+) -> pl.DataFrame | None:
+    """The rows that thresholds are from, of each client by its own method.
+
+    Args:
+        runs: label -> runs of the comparison.
+        used: client -> label of its method.
+        tested: label -> outcomes of test rows.
+
+    Returns:
+        See `write_threshold_rows`; None if two classes are not what is predicted by their
+        log loss, or no rows were kept.
+    """
+    parts = []
+    for client, label in used.items():
+        first = runs[label][0]
+        if client is None or not predicts_two_classes(first):
+            continue
+        for split, rows in (("val", first.validation), ("test", tested[label])):
+            if rows is not None:
+                mine = rows.filter(pl.col("client") == client)
+                prepared = prepared_rows(mine, first.path)
+                parts.append(prepared.with_columns(split=pl.lit(split)))
+    return pl.concat(parts, how="diagonal") if parts else None
 
 
 def _train(

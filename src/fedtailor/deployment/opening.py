@@ -20,7 +20,7 @@ from fedtailor.engine.runs.row_outcomes import row_outcomes
 from fedtailor.engine.runs.run import create_training, executor_of
 from fedtailor.engine.storage import Damaged, PersonalModel, RunDirectory
 from fedtailor.engine.storage.export import MANIFEST as EXPORT_MANIFEST
-from fedtailor.engine.storage.export import PREPROCESSING, load_models
+from fedtailor.engine.storage.export import load_models
 from fedtailor.engine.storage.final_models import (
     DEFAULT_FOLDER,
     RECORD,
@@ -33,7 +33,6 @@ from fedtailor.engine.storage.run_files import (
     MANIFEST,
     MODELS_MANIFEST,
     SUMMARY,
-    require_unchanged,
 )
 from fedtailor.engine.training import Metrics, RunSpec, Training
 from fedtailor.engine.training.spec import method_of_run, model_of_run
@@ -301,9 +300,7 @@ class OpenedRun(Run):
 
     @cached_property
     def preprocessing(self) -> Preprocessing | None:
-        path = self.path / PREPROCESSING
-        require_unchanged(path, self.stored.summary)
-        return Preprocessing.load(path) if path.exists() else None
+        return self.stored.preprocessing
 
     def _require_method(self, what: str) -> None:
         title = self.manifest["algorithm"].get("title", self.stored.method)

@@ -21,8 +21,9 @@ from fedtailor.data.tables.reading import read
 from fedtailor.data.tables.target import label_text
 from fedtailor.deployment.data import require_simulation
 from fedtailor.deployment.opening import OpenedRun
-from fedtailor.deployment.thresholds import Thresholds, log_odds, share_of_log_odds
+from fedtailor.deployment.thresholds import log_odds
 from fedtailor.engine.storage import PersonalModel
+from fedtailor.lab.results.thresholds import Thresholds, share_of_log_odds
 from fedtailor.models import Model
 from fedtailor.models.tasks import DiscreteTime, Task
 from fedtailor.models.tasks.task import Decode

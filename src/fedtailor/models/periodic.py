@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from fedtailor._base.choice import require_one_or_more
 from fedtailor.models.layered import Layered, dense_layers
 from fedtailor.models.layers import InitStream, Reshape, Stack
 from fedtailor.models.registry import register
@@ -104,13 +105,9 @@ def periodic_mlp(
         1731
     """
     widths = (hidden,) if isinstance(hidden, int) else tuple(hidden)
-    for name, value in (
-        ("frequencies", frequencies),
-        ("width", width),
-        *(("hidden", units) for units in widths),
-    ):
-        if value < 1:
-            raise ValueError(f"{name} is {value}; it must be 1 or more")
+    require_one_or_more("frequencies", frequencies)
+    require_one_or_more("width", width)
+    require_one_or_more("hidden", *widths)
     if not 0 < sigma < math.inf:
         raise ValueError(f"sigma is {sigma}; it must be a number above 0")
     return PeriodicMLP(widths, frequencies, width, sigma)

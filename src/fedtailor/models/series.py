@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Shaped
 
+from fedtailor._base.choice import require_one_or_more
 from fedtailor._base.documentation import see
 from fedtailor.models.architecture import Network
 from fedtailor.models.layered import Layered, StreamArchitecture
@@ -146,9 +147,8 @@ def conv1d(channels: int | Sequence[int] = (32, 64), size: int = 5) -> Conv1dNet
         564
     """
     widths = (channels,) if isinstance(channels, int) else tuple(channels)
-    for name, value in (("size", size), *(("channels", width) for width in widths)):
-        if value < 1:
-            raise ValueError(f"{name} is {value}; it must be 1 or more")
+    require_one_or_more("size", size)
+    require_one_or_more("channels", *widths)
     if not widths:
         raise ValueError("channels is empty; give one number for each convolution")
     return Conv1dNet(widths, size)
@@ -217,9 +217,8 @@ def gru(hidden: int = 64, layers: int = 1) -> SeriesGRU:
         >>> ft.models.gru(hidden=16).bind((32, 6), 4).size
         1220
     """
-    for name, value in (("hidden", hidden), ("layers", layers)):
-        if value < 1:
-            raise ValueError(f"{name} is {value}; it must be 1 or more")
+    require_one_or_more("hidden", hidden)
+    require_one_or_more("layers", layers)
     return SeriesGRU(hidden, layers)
 
 

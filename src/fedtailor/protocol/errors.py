@@ -2,7 +2,10 @@
 
 from fedtailor._base.documentation import see
 
-LARGE_RATE = "a learning rate that is too large: try a tenth of it"
+LARGE_RATE = (
+    "a learning rate that is too large: try a tenth of it, or bound gradients by"
+    " sgd.clip 10"
+)
 """The likely cause of most divergences."""
 
 

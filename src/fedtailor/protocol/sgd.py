@@ -20,6 +20,7 @@ class SGD:
     """Mini-batch SGD on one client. The optimiser's state is reset in every round.
 
     One step on a batch b:  g = grad F(w; b) + weight_decay * w + drift(w);  v = momentum * v + g;  w = w - lr * v.
+    With `clip`:  g = clipped(grad F(w; b) + drift(w)) + weight_decay * w.
 
     Example:
         >>> ft.FedAvg(sgd=ft.SGD(lr=0.01, epochs=2)).sgd.epochs
@@ -62,6 +63,13 @@ class SGD:
     lr_halves_after. The rates of all rounds add up to infinity, so that a training comes
     to its optimum from wherever it is, and the pull of several local steps away from the
     optimum of all clients together vanishes; None = no decrease.
+    """
+    clip: float | None = None
+    """The Euclidean norm to which the gradient of a batch's mean loss is scaled if it is
+    longer, with what the method adds to the gradient, and before L2 terms are added, as in
+    PyTorch (Pascanu et al. 2013, On the Difficulty of Training Recurrent Neural Networks,
+    algorithm 1); above 0. Steps with shorter gradients stay as they were, to the bit; None =
+    gradients have no bound.
     """
     optimizer: Any = None
     """An `optax.GradientTransformation` instead of SGD with momentum, which does not
@@ -116,7 +124,16 @@ class SGD:
             " optax.GradientTransformation, set in Python",
         )
 
+        require(
+            self.clip is None or self.clip > 0,
+            f"clip is {self.clip}; it must be above 0",
+        )
+
         # private steps
+        require(
+            self.clip is None or self.dp_noise is None,
+            "private steps clip each example's gradient (dp_norm); leave out clip",
+        )
         require(
             self.dp_noise is None or self.dp_noise > 0,
             f"dp_noise is {self.dp_noise}; it must be above 0",

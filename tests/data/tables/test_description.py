@@ -201,6 +201,41 @@ def test_nothing_is_hidden_of_ones_own_table():
     )
 
 
+def test_correlations_are_those_of_all_rows_whatever_a_client_has():
+    """Of a client whose products are 0, of one of equal cells, and of missing ones."""
+    data = {
+        "x": pl.Series([1.0, 1, -1, -1, 3, 4, 5, 7, 2, 2, 2, 9]),
+        "y": pl.Series([1.0, -1, 1, -1, 4, 4, 6, 7, 1, 2, 4, 5]),
+        "z": pl.Series([2.0, 0, 2, 1, 5, None, 8, 9, None, None, None, None]),
+    }
+    kinds = dict.fromkeys(data, "number")
+    owners = {"a": np.arange(4), "b": np.arange(4, 8), "c": np.arange(8, 11)}
+    owners["d"] = np.arange(11, 12)
+    found = {
+        (entry.first, entry.second): entry.r
+        for entry in describe_columns(data, kinds, owners).correlations
+    }
+    x, y = data["x"].to_numpy(), data["y"].to_numpy()
+    # A missing cell is the client's mean; a client without any cell does not count.
+    z = data["z"].fill_null(22 / 3).to_numpy()[:8]
+    expected = {
+        ("x", "y"): np.corrcoef(x, y)[0, 1],
+        ("x", "z"): np.corrcoef(x[:8], z)[0, 1],
+        ("y", "z"): np.corrcoef(y[:8], z)[0, 1],
+    }
+    assert found == pytest.approx(expected, abs=1e-10)
+
+
+def test_columns_that_do_not_vary_where_both_are_known_have_no_correlation():
+    data = {
+        "x": pl.Series([0.1, 0.1, 0.1, 0.7, 0.9]),
+        "y": pl.Series([1.0, 2.0, 4.0, None, None]),
+    }
+    owners = {"a": np.arange(3), "b": np.arange(3, 5)}
+    kinds = dict.fromkeys(data, "number")
+    assert describe_columns(data, kinds, owners).correlations == ()
+
+
 def test_zeros_and_ones_have_a_share_and_no_quantiles():
     frame = own_table()
     frame = frame.with_columns(

@@ -448,7 +448,7 @@ def test_write_page_replaces_the_old_one(tmp_path):
     )
 
 
-def test_sets_are_those_of_the_best_method_where_trees_are_better(monkeypatch):
+def test_sets_are_those_of_the_method_to_use_or_the_best_that_is_no_tree(monkeypatch):
     shown = []
 
     def coverage_table(title, runs):
@@ -458,6 +458,9 @@ def test_sets_are_those_of_the_best_method_where_trees_are_better(monkeypatch):
     means = {"trees-personal": 0.9, "ditto": 0.8, "local": 0.7}
     winner = SimpleNamespace(means=means, leader="trees-personal")
     runs = {"local": ["of local"], "ditto": ["of ditto"]}
-    assert contents.sets("heart", runs, SimpleNamespace(winner=winner)) == []
-    assert contents.sets("heart", runs, SimpleNamespace(winner=None)) == []
-    assert shown == [("ditto", ["of ditto"]), ("local", ["of local"])]
+    recommended = SimpleNamespace(recommendation=SimpleNamespace(method="local"))
+    for of_means, verdict in ((winner, None), (None, None), (winner, recommended)):
+        decision = SimpleNamespace(winner=of_means, verdict=verdict)
+        assert contents.sets("heart", runs, decision) == []
+    local = ("local", ["of local"])
+    assert shown == [("ditto", ["of ditto"]), local, local]

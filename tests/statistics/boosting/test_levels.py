@@ -2,6 +2,8 @@
 as an input those of scikit-learn with a column of categories.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from sklearn.ensemble import (
@@ -14,6 +16,7 @@ from fedtailor.statistics.boosting import (
     BoostingSettings,
     bins_of_values,
     boost,
+    levels,
 )
 from fedtailor.statistics.boosting.boost import sum_over
 from fedtailor.statistics.boosting.levels import GroupedRows, boost_groups, own_after
@@ -22,11 +25,13 @@ CLIENTS, ROWS = 7, 320
 SETTINGS = BoostingSettings(trees=5, most_leaves=None, most_depth=4, least_rows=6)
 
 
-def data(kind, clients=CLIENTS, val=0, alike=False):
-    """Rows whose targets depend on inputs and, unless they are alike, on the client."""
+def data(kind, clients=CLIENTS, val=0, alike=False, decimals=1):
+    """Rows whose targets depend on inputs and, unless they are alike, on the client. With
+    inputs of no decimals there are many rows for each cell of a histogram.
+    """
     rng = np.random.default_rng(3)
     size = ROWS + val
-    x = np.round(rng.normal(size=(size, 4)), 1)
+    x = np.round(rng.normal(size=(size, 4)), decimals)
     client = np.repeat(np.arange(clients), -(-size // clients))[:size]
     client = rng.permutation(client)
     shift = 0 if alike else np.sin(5 * client)
@@ -44,9 +49,10 @@ def rows_of(rows, which):
     )
 
 
+@pytest.mark.parametrize("decimals", [0, 1])
 @pytest.mark.parametrize("kind", [None, 2, 3])
-def test_the_trees_of_all_clients_are_those_of_the_sums(kind):
-    rows = data(kind, val=80)
+def test_the_trees_of_all_clients_are_those_of_the_sums(kind, decimals):
+    rows = data(kind, val=80, decimals=decimals)
     ends = bins_of_values(rows.x[rows.trains])
     found = boost_groups(rows, [ends], SETTINGS)
     clients = [rows_of(rows, rows.client == one) for one in range(CLIENTS)]
@@ -113,6 +119,25 @@ def test_with_the_client_as_an_input_trees_are_those_of_scikit_learn(kind, clien
         )
     # Whoever is no client has a tree without such questions, too.
     assert np.isfinite(found.model(0).raw(rows.x)).all()
+
+
+@pytest.mark.parametrize("options", [{}, {"asks_client": True}, {"by_client": True}])
+@pytest.mark.parametrize("kind", [None, 2, 3])
+def test_histograms_that_are_differences_are_those_of_the_rows(
+    monkeypatch, kind, options
+):
+    rows = data(kind, 2, val=80, decimals=0)
+    ends = [bins_of_values(rows.x)] * (2 if "by_client" in options else 1)
+    settings = replace(SETTINGS, trees=20, least_rows=1, chooses=False)
+    found = boost_groups(rows, ends, settings, **options)
+    # No histogram is kept for its children.
+    monkeypatch.setattr(levels, "_ROWS_A_CELL", 10**9)
+    expected = boost_groups(rows, ends, settings, **options)
+    np.testing.assert_allclose(found.raw, expected.raw, rtol=0, atol=1e-12)
+    for ours, theirs in zip(found.rounds, expected.rounds, strict=True):
+        for one, other in zip(ours, theirs, strict=True):
+            np.testing.assert_array_equal(one.input, other.input)
+            np.testing.assert_array_equal(one.bin, other.bin)
 
 
 def test_with_one_client_the_client_tells_nothing():

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int8, PyTree, Shaped
 
-from fedtailor._base.choice import require
+from fedtailor._base.choice import require_one_or_more
 from fedtailor.aggregation.pipelines.change import (
     change_of,
     change_reference,
@@ -71,7 +71,7 @@ class Quantize(Transform):
     """Consecutive entries that share a scale, 1 or more."""
 
     def __post_init__(self) -> None:
-        require(self.block >= 1, f"block is {self.block}; it must be 1 or more")
+        require_one_or_more("block", self.block)
 
     def encode(
         self, update: ClientUpdate, inbox: Inbox, state: PyTree, local: LocalTrainer

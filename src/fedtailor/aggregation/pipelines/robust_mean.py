@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, PyTree
 
-from fedtailor._base.choice import require, require_one_of
+from fedtailor._base.choice import require, require_one_of, require_one_or_more
 from fedtailor.aggregation import robust
 from fedtailor.aggregation.pipelines.change import common_start
 from fedtailor.protocol import (
@@ -104,12 +104,12 @@ class RobustMean(Transform):
             " rule"
             " can stand more",
         )
-        require(self.bucket >= 1, f"bucket is {self.bucket}; it must be 1 or more")
+        require_one_or_more("bucket", self.bucket)
         require(
             self.radius is None or self.radius > 0,
             f"radius is {self.radius}; it must be above 0",
         )
-        require(self.steps >= 1, f"steps is {self.steps}; it must be 1 or more")
+        require_one_or_more("steps", self.steps)
 
     def check(self, algorithm: Algorithm) -> None:
         name = algorithm.about.name

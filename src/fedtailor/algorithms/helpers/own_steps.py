@@ -143,11 +143,25 @@ def require_plain_sgd(steps: str, sgd: SGD) -> None:
         sgd: the settings.
 
     Raises:
-        ValueError: `sgd` has momentum or another optimiser.
+        ValueError: `sgd` has momentum, another optimiser or a bound of gradients.
     """
     require(
         is_off(sgd.momentum) and sgd.optimizer is None,
         f"{steps} are plain SGD; train without momentum and without an optimizer",
+    )
+    require_no_clip(steps, sgd)
+
+
+def require_no_clip(steps: str, sgd: SGD) -> None:
+    """Require steps without a bound of gradients, for a method with its own steps.
+
+    Args:
+        steps: as in `require_plain_sgd`.
+        sgd: the settings.
+    """
+    require(
+        sgd.clip is None,
+        f"{steps} do not clip gradients; leave out clip, and try a lower lr",
     )
 
 

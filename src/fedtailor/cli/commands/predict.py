@@ -13,6 +13,9 @@ from fedtailor.cli.advice import as_typed
 from fedtailor.cli.options import parse
 from fedtailor.cli.output import write_text
 
+_LISTED = 5
+"""Clients whose thresholds are printed."""
+
 
 @dataclass(frozen=True)
 class Options:
@@ -54,7 +57,7 @@ class Options:
     """
     threshold: str | None = None
     """Of two classes: predict the second (that of --positive) from a probability on that is
-    chosen on validation rows. f1: with the highest F1; specificity=0.9 or
+    chosen on validation rows (final models: of the comparison). f1: with the highest F1; specificity=0.9 or
     sensitivity=0.9: with at least this share. Probabilities stay as they are.
     """
     calibrated: bool = False
@@ -78,8 +81,9 @@ def predict(arguments: list[str]) -> int:
     )
     from fedtailor.deployment.opening import models_at
     from fedtailor.deployment.predictions import predictions
-    from fedtailor.deployment.thresholds import threshold_lines, thresholds_at
+    from fedtailor.deployment.thresholds import thresholds_at, thresholds_statement
     from fedtailor.lab.experiments.option_text import given_model
+    from fedtailor.lab.results.thresholds import threshold_table
 
     network = given_model(options.model)
     client = None if options.client is None else [options.client]
@@ -109,8 +113,9 @@ def predict(arguments: list[str]) -> int:
     named = table["client"].unique(maintain_order=True) if "client" in table else ()
     asked = list(named) or [options.client or next(iter(models))]
     if thresholds is not None:
-        for line in threshold_lines(thresholds, asked):
-            say_status(line)
+        threshold_table("", [thresholds], asked, _LISTED).show(stderr=True)
+        if statement := thresholds_statement(options.run):
+            say_status(statement)
     used = next(iter(models.values())).preprocessing
     if is_calibrated and used is not None and used.weight is not None:
         say_status(unweighted_note(used.weight))

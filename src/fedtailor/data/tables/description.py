@@ -25,7 +25,6 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from fedtailor._base.groups import MIN_ROWS
-from fedtailor.data.tables.decorrelation import centered_products
 from fedtailor.data.tables.hiding import MAX_NAMES, shown, without_few_others
 from fedtailor.data.tables.kinds import Kind
 from fedtailor.data.tables.sums import ColumnSums, Count
@@ -40,6 +39,8 @@ QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 MAX_CORRELATED = 100
 """Of more columns there are no correlations."""
+_ROUNDING = 1e-12
+"""A smaller share of a sum of squares is rounding."""
 
 
 class ClientCounts(BaseModel):
@@ -354,33 +355,33 @@ def _correlations(
     size = len(names)
     if not 1 < size <= MAX_CORRELATED:
         return ()
-    units = np.array([1 / pooled[name].deviation for name in names])
     rows, products = np.zeros((size, size)), np.zeros((size, size))
     sums, squares = np.zeros((size, size)), np.zeros((size, size))
     for of_client in owners.values():
-        x, mean = np.zeros((len(of_client), size)), np.zeros(size)
+        x, has_cells = np.zeros((len(of_client), size)), np.zeros(size)
         for place, name in enumerate(names):
-            cells = columns[name][of_client]
+            cells = columns[name][of_client] - pooled[name].mean
             if cells.null_count() < len(cells):
-                own = float(cells.mean())  # type: ignore[arg-type]
-                x[:, place] = (cells - own).fill_null(0.0).to_numpy()
-                mean[place] = (own - pooled[name].mean) * units[place]
-        upper = np.triu(units[:, None] * centered_products(x)[1] * units)
-        matrix = upper + np.triu(upper, 1).T
-        # A product that is exactly 0 is one of equal cells.
-        varies, count = matrix != 0, len(x)
-        rows += count * varies
-        sums += count * varies * mean[:, None]
-        squares += varies * (np.diag(matrix) + count * mean**2)[:, None]
-        products += varies * (matrix + count * np.outer(mean, mean))
+                filled = cells.fill_null(strategy="mean").to_numpy()
+                x[:, place], has_cells[place] = filled / pooled[name].deviation, 1
+        # [i, j]: of column i, over the clients that have cells of column j, too.
+        rows += len(x) * np.outer(has_cells, has_cells)
+        sums += np.outer(x.sum(axis=0), has_cells)
+        squares += np.outer(np.square(x).sum(axis=0), has_cells)
+        products += x.T @ x
     result = []
     for i, first in enumerate(names):
         for j, second in enumerate(names[:i]):
             count = int(rows[i, j])
             if not count:
                 continue
-            variances = [squares[at] - sums[at] ** 2 / count for at in ((i, j), (j, i))]
-            if min(variances) <= 0:
+            places = ((i, j), (j, i))
+            variances = [squares[at] - sums[at] ** 2 / count for at in places]
+            # Of equal cells rounding leaves some variance.
+            if any(
+                variance <= _ROUNDING * squares[at]
+                for variance, at in zip(variances, places, strict=True)
+            ):
                 continue
             shared = products[i, j] - sums[i, j] * sums[j, i] / count
             r = float(np.clip(shared / math.sqrt(math.prod(variances)), -1, 1))

@@ -1,4 +1,6 @@
-"""Terms that local training adds to the gradient of the loss, and masks over it."""
+"""Terms that local training adds to the gradient of the loss, masks over it, and the
+bound of its norm.
+"""
 
 from collections.abc import Callable
 
@@ -42,6 +44,21 @@ def linear_term(slope: Params) -> GradientChange:
         return jax.tree.map(jnp.add, grads, slope)
 
     return add
+
+
+def clipped(bound: ArrayLike) -> GradientChange:
+    """Scale the gradient so that its Euclidean norm is at most `bound`."""
+
+    def clip(grads: Params, params: Params) -> Params:
+        squares = [jnp.square(g).sum() for g in jax.tree.leaves(grads)]
+        norm = jnp.sqrt(sum(squares))
+        # A gradient within the bound stays as it is, without rounding errors.
+        return jax.tree.map(
+            lambda g: jnp.where(norm > bound, (bound / norm * g).astype(g.dtype), g),
+            grads,
+        )
+
+    return clip
 
 
 def zero_outside(mask: PyTree[bool]) -> GradientChange:

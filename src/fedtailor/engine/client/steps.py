@@ -131,27 +131,31 @@ def _gradient_changes(
     Returns:
         Functions (gradient, params) -> gradient; all have the layout of the loop.
     """
-    changes = []
+    penalties, drifts, masks = [], [], []
     if sgd.has_penalty:
-        changes.append(gradient_terms.penalty(sgd, local.samples))
+        penalties.append(gradient_terms.penalty(sgd, local.samples))
     if proximal is not None:
         mu, anchor = proximal
         anchor = layout.to_loop(local.params(anchor))
-        changes.append(gradient_terms.proximal(mu, anchor))
+        drifts.append(gradient_terms.proximal(mu, anchor))
     if linear_term is not None:
-        changes.append(
+        drifts.append(
             gradient_terms.linear_term(layout.to_loop(local.params(linear_term)))
         )
     # Frozen parameters must not affect an optimizer that uses the whole gradient
     # (clipping by global norm).
     if trained_mask is not None:
-        changes.append(gradient_terms.zero_outside(trained_mask))
+        masks.append(gradient_terms.zero_outside(trained_mask))
     # Running statistics are arrays of params, too. The forward pass updates them, and the
     # optimizer must not.
     if local.model.has_statistics:
         learned_mask = local.model.statistics.complement.tree_mask(params)
-        changes.append(gradient_terms.zero_outside(learned_mask))
-    return changes
+        masks.append(gradient_terms.zero_outside(learned_mask))
+    if sgd.clip is None:
+        return [*penalties, *drifts, *masks]
+    # What is not trained does not count in the norm, nor do penalties.
+    clip = gradient_terms.clipped(sgd.clip)
+    return [*drifts, *masks, clip, *penalties, *masks]
 
 
 def _optimizer(sgd: SGD, rate: Any) -> optax.GradientTransformation:

@@ -20,7 +20,11 @@ from fedtailor.engine.storage.digests import (
     sums_of,
 )
 from fedtailor.engine.storage.errors import Damaged
-from fedtailor.engine.storage.final_models import RECORD, read_final
+from fedtailor.engine.storage.final_models import (
+    RECORD,
+    read_final,
+    read_threshold_rows,
+)
 from fedtailor.engine.storage.run_files import (
     CHECKPOINT,
     CLIENTS,
@@ -148,6 +152,7 @@ def _check_export(path: Path) -> str:
 
 def _check_final(path: Path) -> str:
     record = read_final(path.parent)
+    read_threshold_rows(path.parent)
     return f"final models of {len(record.clients)} clients"
 
 

@@ -2,6 +2,8 @@
 
 final.json        which client uses which run, and what a comparison says of it
 calibration.json  scores of test rows, which sets and intervals are from
+thresholds.parquet  of two classes: the log-odds of the comparison's validation rows, which
+                  thresholds are from, and of the test rows that measure them
 runs/<method>/    the run directories, one for each method that is used
 """
 
@@ -9,13 +11,17 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import polars as pl
+
+from fedtailor._base.parquet import write_parquet
 from fedtailor.engine.storage.digests import has_valid_digest, with_digest
 from fedtailor.engine.storage.errors import Damaged
-from fedtailor.engine.storage.run_files import SUMMARY, read_text
+from fedtailor.engine.storage.run_files import SUMMARY, read_frame, read_text
 from fedtailor.protocol.plain import ConfigError, parse
 
 RECORD = "final.json"
 RUNS = "runs"
+THRESHOLDS = "thresholds.parquet"
 FORMAT = "fedtailor final models 1"
 DEFAULT_FOLDER = "model"
 """The folder of an experiment's results in which its final models are."""
@@ -73,6 +79,32 @@ class FinalModels:
         """
         content = json.dumps(with_digest(asdict(self)), indent=1)
         (directory / RECORD).write_text(content, "utf-8")
+
+
+def write_threshold_rows(rows: pl.DataFrame, directory: Path) -> None:
+    """Write the rows that thresholds of final models are from.
+
+    Args:
+        rows: the columns client, split ("val" or "test"), log_odds, is_positive and
+            perhaps weight.
+        directory: of the final models.
+
+    Raises:
+        OSError: they cannot be written.
+    """
+    # Sorted, so that their places do not say which rows of the table they are.
+    write_parquet(rows.sort(pl.all()), directory / THRESHOLDS)
+
+
+def read_threshold_rows(directory: Path) -> pl.DataFrame | None:
+    """Read what `write_threshold_rows` wrote; None if there is none.
+
+    Raises:
+        Unusable: the file cannot be read.
+        Damaged: the file is damaged.
+    """
+    path = directory / THRESHOLDS
+    return read_frame(path, _ADVICE) if path.exists() else None
 
 
 def read_final(directory: Path) -> FinalModels:

@@ -111,23 +111,28 @@ def read_answers(path: Path, names: Sequence[str]) -> AnswerRecord:
     )
 
 
-def read_frame(path: Path) -> pl.DataFrame:
+def read_frame(
+    path: Path, advice: str = "remove the directory and start again"
+) -> pl.DataFrame:
     """Read a table of a run.
+
+    Args:
+        path: the file.
+        advice: the end of the error message, which says what to do if the file is
+            missing or damaged.
 
     Raises:
         Unusable: the file cannot be read.
         Damaged: the file is missing or damaged.
     """
     if not path.exists():
-        raise Damaged(f"{path} is missing; remove the directory and start again")
+        raise Damaged(f"{path} is missing; {advice}")
     try:
         with translate_read_errors(path, Unusable):
             return read_parquet(path)
     except pl.exceptions.PolarsError as error:
         message = (str(error).splitlines() or [type(error).__name__])[0]
-        raise Damaged(
-            f"{path} is damaged ({message}); remove the directory and start again"
-        ) from None
+        raise Damaged(f"{path} is damaged ({message}); {advice}") from None
 
 
 def read_text(path: Path, parse: Callable[[str], Content], advice: str) -> Content:

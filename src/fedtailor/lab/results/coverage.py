@@ -18,7 +18,7 @@ from fedtailor.statistics.conformal import (
     Threshold,
     scores_of_classes,
 )
-from fedtailor.statistics.decision.intervals import Interval
+from fedtailor.statistics.decision.intervals import Interval, wilson_interval
 
 COVERAGE = 0.9
 """The share of rows that sets and intervals of reports are to hold."""
@@ -139,7 +139,7 @@ def coverages(
         if are_classes:
             # A set holds the most probable class in any case.
             is_covered |= rows["correct"].to_numpy()
-        interval = _wilson(float(is_covered.mean()), len(rows))
+        interval = wilson_interval(float(is_covered.mean()), len(rows), 0.95)
         found.append(Coverage(str(name), threshold, interval, len(rows)))
     return found
 
@@ -200,7 +200,7 @@ def _row(found: Sequence[Coverage]) -> list[Cell]:
     """The cells of one client, whose coverages are those of several seeds."""
     rows = round(float(np.mean([one.rows for one in found])))
     share = float(np.mean([one.share.estimate for one in found]))
-    interval = _wilson(share, rows)
+    interval = wilson_interval(share, rows, 0.95)
     numbers = [share, interval.low, interval.high]
     return [
         found[0].client,
@@ -210,11 +210,3 @@ def _row(found: Sequence[Coverage]) -> list[Cell]:
         f"{rows:,}",
         *(f"{100 * number:.1f}" for number in numbers),
     ]
-
-
-def _wilson(share: float, rows: int) -> Interval:
-    """Wilson's 95 % interval of a share of rows."""
-    from scipy import stats  # takes 30 MB
-
-    bounds = stats.binomtest(round(share * rows), rows).proportion_ci(0.95, "wilson")
-    return Interval(share, bounds.low, bounds.high, np.nan)

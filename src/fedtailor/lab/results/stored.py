@@ -14,8 +14,10 @@ from numpy.typing import NDArray
 from fedtailor._base.choice import require
 from fedtailor._base.parquet import read_parquet
 from fedtailor.aggregation.accounting import Ledger, Wireless
+from fedtailor.data.tables import Preprocessing
 from fedtailor.engine.runs.summary import spread
 from fedtailor.engine.storage.diagnostics import ARRAYS, DIAGNOSTICS, read_diagnostics
+from fedtailor.engine.storage.export import PREPROCESSING
 from fedtailor.engine.storage.run_files import (
     BASELINE,
     CLIENTS,
@@ -131,6 +133,15 @@ class StoredRun:
         None if the run has not stored them.
         """
         return self._table(VALIDATION) if (self.path / VALIDATION).exists() else None
+
+    @cached_property
+    def preprocessing(self) -> Preprocessing | None:
+        """The preprocessing of the table; None if the run is not of one, or keeps no
+        models.
+        """
+        path = self.path / PREPROCESSING
+        require_unchanged(path, self.summary)
+        return Preprocessing.load(path) if path.exists() else None
 
     @cached_property
     def baseline(self) -> "StoredBaseline | None":

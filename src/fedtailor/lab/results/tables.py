@@ -116,8 +116,12 @@ class ReportTable:
             },
         )
 
-    def show(self) -> None:
-        """Prints the table. Labels are not interpreted as Rich's markup."""
+    def show(self, *, stderr: bool = False) -> None:
+        """Prints the table. Labels are not interpreted as Rich's markup.
+
+        Args:
+            stderr: print it on the standard error.
+        """
         from rich import box
         from rich.cells import cell_len
         from rich.console import Console
@@ -138,8 +142,8 @@ class ReportTable:
                 for cell, below in zip(cells, self.below[number], strict=True):
                     cell.append(f"\n{one_line(below)}", "dim")
             rich_table.add_row(*cells)
-        console = Console()
-        if not sys.stdout.isatty():
+        console = Console(stderr=stderr)
+        if not (sys.stderr if stderr else sys.stdout).isatty():
             # A pipe has no width, so nothing is wrapped; also where FORCE_COLOR makes
             # the console call it a terminal. Some letters are two columns wide.
             unlimited = console.options.update(width=_UNLIMITED)

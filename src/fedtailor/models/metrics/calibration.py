@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Shaped
 
-from fedtailor._base.choice import require
+from fedtailor._base.choice import require_one_or_more
 from fedtailor.models import Model
 from fedtailor.models.metrics.metric import (
     Metric,
@@ -46,7 +46,7 @@ class CalibrationError(Metric):
     bins: int = 15
 
     def __post_init__(self) -> None:
-        require(self.bins >= 1, f"bins is {self.bins}; it must be 1 or more")
+        require_one_or_more("bins", self.bins)
 
     def statistic(
         self,

@@ -8,9 +8,10 @@ the round's sums.
 """
 
 import hashlib
+import hmac
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -34,9 +35,11 @@ from fedtailor.aggregation.sum_shares import (
 )
 from fedtailor.remote.sums.masks import (
     CIPHERTEXT_BYTES,
+    CODE_BYTES,
     KEY_BYTES,
     SECRET_BYTES,
     KeyPair,
+    authentication_code,
     commitment,
     create_shares,
     decrypt,
@@ -48,6 +51,7 @@ from fedtailor.remote.wire.refusals import Refusal, Refused, refuse_unless, refu
 from fedtailor.remote.wire.request_kind import SumSettings, sum_settings
 from fedtailor.remote.wire.request_size import check_size
 from fedtailor.remote.wire.secure_sums import (
+    CONFIRM,
     KEYS,
     MAX_NEIGHBOURS,
     SHARES,
@@ -87,8 +91,10 @@ class _Session:
         shared_keys: the key that encrypts shares, agreed on with each neighbour.
         columns: names of the clients in the order of the columns of the weights.
         weights: [s, c] weight of each client in each sum.
+        named: the name from which masks are derived (`mask_session`).
         shares: for each neighbour that has not dropped out, its shares (of the seed of
             its self mask, of the secret of its mask keys).
+        arrived: the clients whose vectors arrived, as this client has confirmed.
     """
 
     name: str
@@ -105,7 +111,18 @@ class _Session:
     shared_keys: dict[str, bytes] = field(default_factory=dict)
     columns: tuple[str, ...] = ()
     weights: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
+    named: str = ""
     shares: dict[str, tuple[bytes, bytes]] = field(default_factory=dict)
+    arrived: frozenset[str] = frozenset()
+
+    def code(self, sender: str, recipient: str) -> bytes:
+        """The code with which a sender confirms to a recipient whose vectors arrived.
+
+        One of the two is a neighbour of this client, and the other one is the client.
+        """
+        other = recipient if recipient in self.shared_keys else sender
+        content = [self.named, sender, recipient, sorted(self.arrived)]
+        return authentication_code(self.shared_keys[other], json.dumps(content))
 
     def neighbours_in(self, chosen: np.ndarray) -> set[str]:
         """The neighbours that are chosen [neighbours]."""
@@ -219,6 +236,8 @@ class SecureSumClient:
             return self._share_keys(session, settings, request.arrays)
         if request.task == VECTORS:
             return self._masked_vectors(session, settings, request.arrays)
+        if request.task == CONFIRM:
+            return self._confirm(session, request.arrays)
         # End the session before revealing shares: a server that could ask twice would
         # get both shares of a neighbour, which together unmask its vector.
         self._session = None
@@ -431,7 +450,7 @@ class SecureSumClient:
         )
         check_size(len(weights) * session.vector.size * 8)
         session.columns, session.weights = columns, weights
-        self._check_hidden(session, surviving)
+        self._check_hidden(session, session.neighbours_in(~surviving))
         fixed_point = FixedPoint(self._settings.range)
         with refusing(Refusal.SUM_RANGE):
             fixed_point.check(session.vector)
@@ -439,7 +458,7 @@ class SecureSumClient:
         own = weights[:, columns.index(self._client)]
         masked = np.stack([fixed_point.encode(weight * vector) for weight in own])
         masked += expand_mask(session.self_mask_seed, masked.shape)
-        named = mask_session(
+        session.named = mask_session(
             session.name, session.vector_name, session.columns, weights, self._asked
         )
         for index, other in enumerate(session.neighbours):
@@ -459,7 +478,7 @@ class SecureSumClient:
             masked += pairwise_mask(
                 session.mask_keys,
                 session.public_mask_keys[other],
-                named,
+                session.named,
                 self._client,
                 other,
                 masked.shape,
@@ -473,17 +492,16 @@ class SecureSumClient:
         }
         return {"masked": masked}
 
-    def _check_hidden(self, session: _Session, there: np.ndarray) -> None:
+    def _check_hidden(self, session: _Session, absent: Collection[str]) -> None:
         """Check that no combination of sums shows this client's vector, or another's.
 
         Args:
             session: the sum, with the weights of all clients.
-            there: [neighbours] whether each neighbour has a part in it.
+            absent: clients that have no part in it, as far as is known.
 
         Raises:
             Refused: a combination shows a vector.
         """
-        absent = session.neighbours_in(~there)
         # Of more clients than it adds with, some are not neighbours.
         members = [
             name
@@ -545,7 +563,7 @@ class SecureSumClient:
                 " clients whose keys it has are so small that they round to 0, and would"
                 " not hide its vector",
             )
-        # A client that is not asked to unmask a sum does not learn whether it was
+        # A client that is not asked to confirm a sum does not learn whether it was
         # computed. So the sum counts from when the vector is sent.
         self._history.record(
             self._round,
@@ -556,22 +574,28 @@ class SecureSumClient:
             near=near,
         )
 
-    def _reveal_shares(
+    def _confirm(
         self, session: _Session, arrays: Mapping[str, np.ndarray]
     ) -> dict[str, np.ndarray]:
-        """Reveal one share for each neighbour, and never both.
+        """Confirm to each neighbour whose vectors arrived; one list, as each stage is done
+        once.
 
-        If the vector of the neighbour arrived ("arrived"), it is the share of the seed
-        of its self mask, else the share of its secret for pairwise masks.
+        Args:
+            session: the sum.
+            arrays: whether the vector of each client of the sum arrived ("arrived").
+
+        Returns:
+            A code for each neighbour whose vector arrived ("codes"), zeros for others.
         """
         arrived, count = arrays.get("arrived"), len(session.neighbours)
         refuse_unless(
-            arrived is not None and _is_boolean(arrived, count),
+            arrived is not None and _is_boolean(arrived, len(session.columns)),
             Refusal.MALFORMED,
-            "the request to unmask is not well formed",
+            "the request to confirm a sum is not well formed",
         )
         assert arrived is not None
-        senders = session.neighbours_in(arrived)
+        session.arrived = frozenset(np.array(session.columns, object)[arrived])
+        senders = session.arrived.intersection(session.neighbours)
         refuse_unless(
             senders <= set(session.shares) and self._client in senders,
             Refusal.UNSAFE_SUM,
@@ -583,12 +607,50 @@ class SecureSumClient:
             f"only {len(senders)} of {count} vectors arrived, and {session.threshold}"
             " are needed",
         )
-        self._check_hidden(session, arrived)
+        # On a ring the next one whose vector arrived has to be a neighbour, on both sides.
+        # So with half of them lost, the list of all clients is one.
+        around = neighbours_of(self._client, session.columns, MAX_NEIGHBOURS)
+        refuse_unless(
+            len(around) == len(session.columns) or len(senders) >= len(around) // 2 + 2,
+            Refusal.UNSAFE_SUM,
+            f"only {len(senders)} vectors of the {len(around)} clients next to it arrived",
+        )
+        self._check_hidden(session, set(session.columns) - session.arrived)
+        codes = np.zeros((count, CODE_BYTES), np.uint8)
+        for index, other in enumerate(session.neighbours):
+            if other in senders and other != self._client:
+                codes[index] = _bytes(session.code(self._client, other))
+        return {"codes": codes}
+
+    def _reveal_shares(
+        self, session: _Session, arrays: Mapping[str, np.ndarray]
+    ) -> dict[str, np.ndarray]:
+        """Reveal one share for each neighbour, and never both.
+
+        If the vector of the neighbour arrived, it is the share of the seed of its self
+        mask, else the share of its secret for pairwise masks.
+
+        Args:
+            session: the sum.
+            arrays: the code of each neighbour whose vector arrived ("codes").
+        """
+        count = len(session.neighbours)
+        codes = _rows(arrays, "codes", count, CODE_BYTES)
         revealed = np.zeros((count, SECRET_BYTES), np.uint8)
         for index, other in enumerate(session.neighbours):
+            has_arrived = other in session.arrived
+            if has_arrived and other != self._client:
+                refuse_unless(
+                    hmac.compare_digest(
+                        codes[index], session.code(other, self._client)
+                    ),
+                    Refusal.UNSAFE_SUM,
+                    f"client {other} did not confirm that the vectors of the same clients"
+                    " are in this sum, with the same weights",
+                )
             if other in session.shares:
                 seed_share, key_share = session.shares[other]
-                revealed[index] = _bytes(seed_share if arrived[index] else key_share)
+                revealed[index] = _bytes(seed_share if has_arrived else key_share)
         return {"shares": revealed}
 
 

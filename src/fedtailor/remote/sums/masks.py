@@ -7,6 +7,7 @@ sharing comes from PyCryptodome. The extra `federation` installs both.
 """
 
 import hashlib
+import hmac
 import math
 import os
 from collections.abc import Mapping
@@ -21,6 +22,9 @@ SECRET_BYTES = 16
 KEY_BYTES, NONCE_BYTES, TAG_BYTES = 32, 12, 16
 CIPHERTEXT_BYTES = NONCE_BYTES + 2 * SECRET_BYTES + TAG_BYTES
 """Length of two encrypted shares: nonce, shares, authentication tag."""
+
+CODE_BYTES = 32
+"""Length of an authentication code."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +121,11 @@ def decrypt(key: bytes, message: bytes, associated: str) -> bytes:
         return ChaCha20Poly1305(key).decrypt(nonce, ciphertext, associated.encode())
     except InvalidTag:
         raise ValueError("it was changed on the way") from None
+
+
+def authentication_code(key: bytes, text: str) -> bytes:
+    """A code of a text that only who has the key can compute (HMAC with SHA-256)."""
+    return hmac.digest(_derive_key(key, "code"), text.encode(), "sha256")
 
 
 def commitment(secret: bytes) -> bytes:

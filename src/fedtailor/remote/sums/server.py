@@ -1,9 +1,10 @@
 """The server of secure aggregation, which the coordinator runs.
 
 It relays public keys and encrypted shares between clients, adds masked vectors, and
-unmasks the sum. Clients may drop out at every stage; a client that misses one stage is
-left out of the later ones. If too few clients survive, the round fails, and the masked
-vectors stay masked: nothing is unmasked before the last stage.
+unmasks the sum. Clients may drop out; a client that misses one stage is left out of the
+later ones. If too few clients survive, or one whose vector arrived does not confirm whose
+did, the round fails, and the masked vectors stay masked: nothing is unmasked before the
+last stage.
 """
 
 import random
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 
 from fedtailor._base.choice import require
 from fedtailor._base.documentation import see
+from fedtailor._base.printable import join_names
 from fedtailor.aggregation.secure_sums import (
     MIN_CLIENTS,
     FixedPoint,
@@ -31,6 +33,7 @@ from fedtailor.protocol import Sums
 from fedtailor.remote.sums.client import mask_session, pairwise_mask
 from fedtailor.remote.sums.masks import (
     CIPHERTEXT_BYTES,
+    CODE_BYTES,
     KEY_BYTES,
     SECRET_BYTES,
     KeyPair,
@@ -41,6 +44,7 @@ from fedtailor.remote.sums.masks import (
 from fedtailor.remote.wire.messages import ArraySpec, Request
 from fedtailor.remote.wire.run_log import COORDINATOR_LOG
 from fedtailor.remote.wire.secure_sums import (
+    CONFIRM,
     KEYS,
     MAX_NEIGHBOURS,
     SHARES,
@@ -203,7 +207,8 @@ class SecureSumServer:
 
         Raises:
             TooFewClients: so many clients dropped out that the sum cannot be unmasked,
-                or would not hide the others' vectors; nothing has been unmasked.
+                or would not hide the others' vectors, or one dropped out between its
+                vector and its confirmation; nothing has been unmasked.
             ValueError: every sum, or a combination of them, would reveal the vector of
                 one client.
         """
@@ -238,9 +243,11 @@ class SecureSumServer:
         line = self._unsafe_combination(arrived)
         if line:
             raise TooFewClients(f"{line}, as others are lost; the round does not count")
+        codes = self._confirm(masked)
         self.released = self.released.with_sums(self._names, arrived)
         self.remaining = tuple(masked)
-        total = FixedPoint(self._settings.range).decode(self._unmask(masked, shares))
+        opened = self._unmask(masked, shares, codes)
+        total = FixedPoint(self._settings.range).decode(opened)
         # Rescale each sum from its surviving weights to the weights asked for.
         remaining = np.abs(np.where(surviving, scaled, 0.0)).sum(axis=1)
         requested = np.abs(weights[is_safe]).sum(axis=1)
@@ -329,8 +336,40 @@ class SecureSumServer:
             SumStage(VECTORS, self._session, arrays, specs, columns=self._names)
         )
 
+    def _confirm(
+        self, masked: Mapping[str, NamedArrays]
+    ) -> Mapping[str, Mapping[str, np.ndarray]]:
+        """Tell clients whose vectors arrived, and collect their codes for each other.
+
+        Returns:
+            The code of each client for each of its neighbours whose vector arrived.
+
+        Raises:
+            TooFewClients: a client whose vector arrived is lost.
+        """
+        arrived = self._survivors(masked)
+        arrays, specs = {}, {}
+        for name in masked:
+            arrays[name] = {"arrived": arrived}
+            spec = ArraySpec((len(self._neighbours[name]), CODE_BYTES), "uint8")
+            specs[name] = {"codes": spec}
+        answers = self._run_stage(SumStage(CONFIRM, self._session, arrays, specs))
+        lost = [name for name in masked if name not in answers]
+        if lost:
+            raise TooFewClients(
+                f"{join_names(lost)} sent a vector and did not confirm whose vectors are in"
+                f" the sum; the round does not count{see('errors#too-few-clients')}"
+            )
+        return {
+            name: dict(zip(self._neighbours[name], answer["codes"], strict=True))
+            for name, answer in answers.items()
+        }
+
     def _unmask(
-        self, masked: Mapping[str, NamedArrays], shares: Mapping[str, NamedArrays]
+        self,
+        masked: Mapping[str, NamedArrays],
+        shares: Mapping[str, NamedArrays],
+        codes: Mapping[str, Mapping[str, np.ndarray]],
     ) -> UInt32[np.ndarray, "s n"]:
         """Ask clients to reveal shares, and remove the masks from the sum.
 
@@ -338,12 +377,16 @@ class SecureSumServer:
             masked: the masked vectors, by client.
             shares: answers of the clients that shared their keys. Neighbours have added
                 pairwise masks for these clients, and for no others.
+            codes: see `_confirm`.
         """
         arrays, specs = {}, {}
         for name in masked:
             neighbours = self._neighbours[name]
-            arrived = np.array([other in masked for other in neighbours])
-            arrays[name] = {"arrived": arrived}
+            given = np.zeros((len(neighbours), CODE_BYTES), np.uint8)
+            for row, other in enumerate(neighbours):
+                if other in codes:
+                    given[row] = codes[other][name]
+            arrays[name] = {"codes": given}
             spec = ArraySpec((len(neighbours), SECRET_BYTES), "uint8")
             specs[name] = {"shares": spec}
         revealed = self._run_stage(SumStage(UNMASK, self._session, arrays, specs))

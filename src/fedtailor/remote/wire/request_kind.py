@@ -16,7 +16,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from fedtailor.remote.wire.boosting import BOOST
 from fedtailor.remote.wire.messages import Request
 from fedtailor.remote.wire.refusals import Refusal, Refused, refuse_unless
-from fedtailor.remote.wire.secure_sums import KEYS, SHARES, STAGES, SUM, UNMASK, VECTORS
+from fedtailor.remote.wire.secure_sums import (
+    CONFIRM,
+    KEYS,
+    SHARES,
+    STAGES,
+    SUM,
+    UNMASK,
+    VECTORS,
+)
 
 DESCRIBE = "describe"
 """Task: describe the client's table (see `describing`). It belongs to no run."""
@@ -71,7 +79,8 @@ _STAGE_ARRAYS = {
     KEYS: set(),  # those of a step of boosting are read by `boosting_wire`
     SHARES: {"masking", "sealing"},
     VECTORS: {"shares", "there", "weights"},
-    UNMASK: {"arrived"},
+    CONFIRM: {"arrived"},
+    UNMASK: {"codes"},
 }
 
 
@@ -150,7 +159,7 @@ def kind_of(request: Request) -> RequestKind:
         if BOOST not in settings:
             return RequestKind.ROUND
     is_step = isinstance(settings.get(BOOST), dict)
-    is_later = task in (SHARES, VECTORS, UNMASK)
+    is_later = task in STAGES and task != KEYS
     _refuse(
         settings.get(BOOST) is not True if is_later else not is_step,
         "a step of boosting stands in the first message of its sum and in no other",
@@ -184,11 +193,11 @@ def sum_settings(request: Request) -> SumSettings:
 def clients_of_sum(request: Request) -> int | None:
     """The number of clients that a sum is said to be over; None for other requests.
 
-    Beyond 51 clients, these are the neighbours of this one.
+    Beyond 51 clients, these are the neighbours of this one, until vectors have arrived.
     """
     if request.task == SHARES:
         return len(set(sum_settings(request).among or ()))
-    if request.task in (VECTORS, UNMASK):
+    if request.task in (VECTORS, CONFIRM):
         name = "there" if request.task == VECTORS else "arrived"
         array = request.arrays.get(name, np.zeros(0, bool))
         return int(np.count_nonzero(array))

@@ -15,19 +15,27 @@ sum-shares   (ShareKeys) each client sends shares of its two seeds, encrypted fo
              neighbours, by way of the server
 sum-vectors  (MaskedInputCollection) each client sends its weighted and masked vector,
              once for each sum
-sum-unmask   (Unmasking) each client reveals one share for every neighbour: of the self
-             mask if the neighbour's vector arrived, else of the pairwise masks' key
+sum-confirm  (ConsistencyCheck) each client gets the list of those whose vectors arrived,
+             and sends every neighbour on it a code that only the two can compute
+sum-unmask   (Unmasking) each client that got the codes of all these neighbours reveals one
+             share for every neighbour: of the self mask if the neighbour's vector arrived,
+             else of the pairwise masks' key
 
-The threat model is an honest-but-curious server, which may collude with fewer clients
-than the threshold. An active server that invents clients, and answers for them, can
-unmask vectors: clients learn each other's public keys from the server alone.
+Without the codes a server could tell some clients that others are lost, and these that
+they arrived: their shares would open both secrets of a client. SecAgg asks for signatures
+of as many clients as the threshold. Here all neighbours whose vectors arrived have to
+confirm the same list, each of them one. So only a sum over the clients of one list opens.
+
+An active server that invents clients, and answers for them, can unmask vectors: clients
+learn each other's public keys from the server alone.
 """
 
 import hashlib
 from collections.abc import Sequence
 
-KEYS, SHARES, VECTORS, UNMASK = "sum-keys", "sum-shares", "sum-vectors", "sum-unmask"
-STAGES = (KEYS, SHARES, VECTORS, UNMASK)
+KEYS, SHARES, VECTORS = "sum-keys", "sum-shares", "sum-vectors"
+CONFIRM, UNMASK = "sum-confirm", "sum-unmask"
+STAGES = (KEYS, SHARES, VECTORS, CONFIRM, UNMASK)
 
 SUM = "sum"
 """Key in a request's description of the method: the sum that a stage belongs to."""

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from scipy.special import log_expit, log_softmax
 
-from fedtailor._base.choice import require
+from fedtailor._base.choice import require, require_one_or_more
 from fedtailor.statistics.boosting.bins import MOST_BINS, Thresholds, agree_on_bins
 from fedtailor.statistics.boosting.grid import from_grid, to_grid
 from fedtailor.statistics.boosting.rows import BoostingRequest, BoostingRows
@@ -50,17 +50,14 @@ class BoostingSettings(GrowSettings):
     chooses: bool = True
 
     def __post_init__(self) -> None:
-        require(self.trees >= 1, f"trees is {self.trees}; it must be 1 or more")
+        require_one_or_more("trees", self.trees)
         require(
             2 <= self.most_bins <= MOST_BINS,
             f"most_bins is {self.most_bins}; it must be 2 to {MOST_BINS}",
         )
         require(self.rate > 0, f"rate is {self.rate}; it must be above 0")
         require(self.penalty >= 0, f"penalty is {self.penalty}; it must be 0 or more")
-        require(
-            self.least_rows >= 1,
-            f"least_rows is {self.least_rows}; it must be 1 or more",
-        )
+        require_one_or_more("least_rows", self.least_rows)
         require(
             self.most_leaves is None or self.most_leaves >= 2,
             f"most_leaves is {self.most_leaves}; it must be 2 or more",

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from jaxtyping import Bool, Float, Int, Integer
 from numpy.typing import NDArray
+from scipy.sparse import csc_array
 
 from fedtailor.statistics.boosting.bins import Thresholds, bin_numbers
 from fedtailor.statistics.boosting.boost import (
@@ -29,6 +30,9 @@ from fedtailor.statistics.boosting.tree import (
 
 _CELLS = 30_000
 """Cells of the histograms that are searched at once: what a cache holds."""
+_ROWS_A_CELL = 8
+"""Numbers added to a cell of a level's histograms, on average, from which these are kept
+for the next level: to subtract cells then takes less time than to add up rows."""
 _LEAST_SUPPORT = 10.0
 """Rows of a client without which a split of clients leaves it where most are; they also
 draw its mean gradient towards 0 (`cat_smooth` of LightGBM, as scikit-learn has it)."""
@@ -245,6 +249,29 @@ def own_after(
     return boost_groups(rows, ends, settings, by_client=True, start=start)
 
 
+@dataclass
+class _Growing:
+    """Trees of one round and output while they grow.
+
+    Attributes:
+        terms: what is added up of training rows: gradients, curvatures if these differ
+            from numbers of rows, and ones.
+        node: the node of each row, of training and validation.
+        nodes: all nodes so far.
+        parents: histograms of the nodes that were split last; None = not kept. Their
+            left children have the numbers from `first` on, the right ones follow.
+        first: the number of the first child.
+        is_right: of which parents the right child has fewer rows.
+    """
+
+    terms: Float[NDArray, "train terms"]
+    node: Int[NDArray, " n"]
+    nodes: Nodes
+    parents: Float[NDArray, "parents cells terms"] | None = None
+    first: int = 0
+    is_right: Bool[NDArray, " parents"] | None = None
+
+
 class _Forest:
     """Grows one tree for each group."""
 
@@ -258,40 +285,60 @@ class _Forest:
     ) -> None:
         self._rows, self._group, self._settings = rows, group, settings
         self._groups, self._asks_client = len(thresholds), asks_client
-        self._inputs = rows.x.shape[1]
-        self._bins = np.empty(rows.x.shape, np.int64)
+        self._train, self._inputs = np.flatnonzero(rows.trains), rows.x.shape[1]
+        self._bins = np.empty(rows.x.shape, np.uint8)
         for place, ends in enumerate(thresholds):
             of_group = group == place
             self._bins[of_group] = bin_numbers(rows.x[of_group], ends)
+        self._first_bins = np.arange(len(rows.x)) * self._inputs
         widths = [len(ends) for one in thresholds for ends in one]
         self._width = max(widths, default=0) + 1
-        self._codes = self._bins + np.arange(self._inputs) * self._width
+        # A row is in as many cells of a histogram as there are inputs. Those of clients
+        # follow.
+        self._of_inputs = self._inputs * self._width
+        self._cells = self._of_inputs + (rows.clients if asks_client else 0)
+        codes = self._bins[self._train] + np.arange(self._inputs) * self._width
+        if asks_client:
+            client = self._of_inputs + rows.client[self._train]
+            codes = np.column_stack([codes, client])
+        self._codes = codes.astype(np.int32)
+        self._ones = np.ones(self._codes.size)
         self._constant = rows.classes is None and rows.weights is None
 
     def grow(
         self, slopes: Float[NDArray, " n"], curvatures: Float[NDArray, " n"]
     ) -> tuple[Nodes, Int[NDArray, " n"]]:
         """The trees, and the leaf of each row."""
-        settings, train = self._settings, np.flatnonzero(self._rows.trains)
-        weights = np.stack([slopes, curvatures]).astype(np.float64)
-        node = self._group.copy()
-        sums = self._sums(weights[:, train], node[train], self._groups)
+        settings, train = self._settings, self._train
+        terms = np.ones((len(train), 2 if self._constant else 3))
+        terms[:, 0] = slopes[train]
+        if not self._constant:
+            terms[:, 1] = curvatures[train]
+        node = self._group.astype(np.int64)
+        of_train = node.take(train)
+        found = [np.bincount(of_train, it, self._groups) for it in terms.T]
+        sums = np.stack(self._three(np.array(found, np.float64).T), axis=-1)
         none = np.full(self._groups, -1)
         zero = np.zeros(self._groups, np.int64)
         nodes = Nodes(none, zero, zero.copy(), zero.copy(), np.zeros(self._groups))
+        growing = _Growing(terms, node, nodes)
         active = np.arange(self._groups)
         of_active, values, depth = sums, np.zeros(self._groups), 0
-        while len(active) and depth != settings.most_depth:
+        while depth != settings.most_depth:
             may = of_active[:, 2] >= 2 * settings.least_rows
             may &= of_active[:, 1] >= LEAST_CURVATURE
             active, of_active, values = active[may], of_active[may], values[may]
-            split = self._split(weights, train, node, active, of_active, values, nodes)
+            if not len(active):
+                break
+            split, histograms = self._split(growing, active, of_active, values)
             # The numbers of the children follow those of all nodes before.
             parents, left, right = active[split.which], split.left, split.right
             first = len(nodes.input)
             nodes.left[parents] = first + np.arange(len(parents))
             nodes.right[parents] = nodes.left[parents] + len(parents)
-            self._move(node, nodes, len(nodes.input))
+            self._move(node, nodes)
+            growing.parents = None if histograms is None else histograms[split.which]
+            growing.first, growing.is_right = first, right[:, 2] < left[:, 2]
             of_active = np.concatenate([left, right])
             values = -of_active[:, 0] / (of_active[:, 1] + settings.penalty + TINY)
             nodes.input = np.append(nodes.input, np.full(len(values), -1))
@@ -305,125 +352,140 @@ class _Forest:
         nodes.value[nodes.input >= 0] = 0.0
         return nodes, node
 
-    def _sums(
-        self, weights: NDArray[np.float64], node: NDArray[np.int64], size: int
-    ) -> NDArray[np.float64]:
-        """Sums of gradients, curvatures and rows by node [size, 3]."""
-        rows = np.bincount(node, minlength=size)
-        found = [np.bincount(node, it, minlength=size) for it in weights]
-        return np.stack([*found, rows], axis=1).astype(np.float64)
-
     def _split(
         self,
-        weights: NDArray[np.float64],
-        train: NDArray[np.int64],
-        node: NDArray[np.int64],
+        growing: _Growing,
         active: NDArray[np.int64],
         sums: NDArray[np.float64],
         values: NDArray[np.float64],
-        nodes: Nodes,
-    ) -> "_Splits":
-        """Split the active nodes that gain by it; says where in `nodes`."""
-        place = np.full(len(nodes.input), -1)
-        place[active] = np.arange(len(active))
-        placed = place[node[train]]
-        order = np.argsort(placed, kind="stable")
-        starts = np.searchsorted(placed[order], np.arange(len(active) + 1))
-        block = max(_CELLS // (self._inputs * self._width), 1)
-        parts = []
-        for first in range(0, len(active), block):
-            last = min(first + block, len(active))
-            rows = train[order[starts[first] : starts[last]]]
-            within = placed[order[starts[first] : starts[last]]] - first
-            its = slice(first, last)
-            found = self._best(weights[:, rows], rows, within, sums[its], values[its])
-            if self._asks_client:
-                client = self._rows.client[rows]
-                by_client = best_client_splits(
-                    *self._client_sums(weights[:, rows], client, within, last - first),
-                    sums[its],
-                    values[its],
-                    self._settings,
-                )
-                is_better = by_client.gain > found.gain
-                found.take(by_client, is_better, self._inputs)
-            for one in np.flatnonzero(found.gain > 0):
-                number = int(active[first + one])
-                nodes.input[number] = found.input[one]
-                nodes.bin[number] = found.bin[one]
-                if found.clients is not None and found.input[one] == self._inputs:
-                    nodes.clients[number] = found.clients[one]
-            parts.append((first, found))
-        which = [first + np.flatnonzero(found.gain > 0) for first, found in parts]
-        left = [found.left[found.gain > 0] for _, found in parts]
-        empty = np.zeros((0, 3))
-        chosen = np.concatenate([np.zeros(0, np.int64), *which])
-        of_left = np.concatenate([empty, *left])
-        return _Splits(chosen, of_left, sums[chosen] - of_left)
+    ) -> "tuple[_Splits, NDArray[np.float64] | None]":
+        """Split the active nodes that gain by it, which the trees then say.
+
+        Returns:
+            The splits; and the histograms of all active nodes, if these are kept.
+        """
+        block = max(_CELLS // self._cells, 1)
+        # Each part goes through all rows: where these are many, parts are large.
+        many = self._codes.size // _ROWS_A_CELL // self._cells
+        at_once = max(block, many)
+        # Sums of weighted rows are rounded; differences would break ties in other ways.
+        is_kept = len(active) <= many and self._rows.weights is None
+        parts, histograms = [], None
+        for first in range(0, len(active), at_once):
+            histograms = self._histograms(growing, active[first : first + at_once])
+            for start in range(0, len(histograms), block):
+                some = histograms[start : start + block]
+                its = slice(first + start, first + start + len(some))
+                parts.append(self._best(some, sums[its], values[its]))
+        found = _Found.joined(parts)
+        which = np.flatnonzero(found.gain > 0)
+        growing.nodes.input[active[which]] = found.input[which]
+        growing.nodes.bin[active[which]] = found.bin[which]
+        if found.clients is not None:
+            for one in which[found.input[which] == self._inputs]:
+                growing.nodes.clients[int(active[one])] = found.clients[one]
+        left = found.left[which]
+        splits = _Splits(which, left, sums[which] - left)
+        return splits, histograms if is_kept else None
+
+    def _histograms(
+        self, growing: _Growing, active: NDArray[np.int64]
+    ) -> Float[NDArray, "active cells terms"]:
+        """Sums of terms by node and cell. Of two children, the one with fewer rows is
+        added up, and the other is the difference to their parent.
+        """
+        if growing.parents is None:
+            return self._added_up(growing, active)
+        assert growing.is_right is not None
+        count = len(growing.parents)
+        parent = (active - growing.first) % count
+        asked = np.unique(parent)
+        smaller = growing.first + asked + count * growing.is_right[asked]
+        place = np.searchsorted(asked, parent)
+        found = self._added_up(growing, smaller)[place]
+        is_larger = smaller[place] != active
+        found[is_larger] = growing.parents[parent[is_larger]] - found[is_larger]
+        return found
+
+    def _added_up(
+        self, growing: _Growing, numbers: NDArray[np.int64]
+    ) -> Float[NDArray, "numbers cells terms"]:
+        """Sums of terms by node and cell: the product with a matrix that has a one where
+        a row is in a cell. It takes a third of the time of `np.bincount` for each term.
+        """
+        count = len(numbers)
+        place = np.full(len(growing.nodes.input), -1, np.int32)
+        place[numbers] = np.arange(count)
+        placed = place.take(growing.node.take(self._train))
+        rows = np.flatnonzero(placed >= 0)
+        codes = self._codes.take(rows, axis=0)
+        codes += placed.take(rows)[:, None] * np.int32(self._cells)
+        ends = np.arange(0, codes.size + 1, codes.shape[1])
+        is_in = csc_array(
+            (self._ones[: codes.size], codes.ravel(), ends),
+            shape=(count * self._cells, len(rows)),
+        )
+        found = is_in @ growing.terms.take(rows, axis=0)
+        return found.reshape(count, self._cells, -1)
+
+    def _three(self, sums: NDArray[np.float64]) -> tuple[NDArray[np.float64], ...]:
+        """Sums of gradients, curvatures and rows from sums of terms, the last axis."""
+        return sums[..., 0], sums[..., -1 if self._constant else 1], sums[..., -1]
 
     def _best(
         self,
-        weights: NDArray[np.float64],
-        rows: NDArray[np.int64],
-        within: NDArray[np.int64],
+        histograms: NDArray[np.float64],
         sums: NDArray[np.float64],
         values: NDArray[np.float64],
     ) -> "_Found":
-        """The best split of each node by an input, of equal ones the first."""
+        """The best split of each node, of equal ones the first."""
+        found = self._best_of_inputs(histograms[:, : self._of_inputs], sums, values)
+        if self._asks_client:
+            slopes, curvatures, counts = self._three(histograms[:, self._of_inputs :])
+            by_client = best_client_splits(
+                slopes, curvatures, counts, sums, values, self._settings
+            )
+            found.take(by_client, by_client.gain > found.gain, self._inputs)
+        return found
+
+    def _best_of_inputs(
+        self,
+        histograms: NDArray[np.float64],
+        sums: NDArray[np.float64],
+        values: NDArray[np.float64],
+    ) -> "_Found":
         inputs, width, many = self._inputs, self._width, len(sums)
-        codes = (self._codes[rows] + (within * (inputs * width))[:, None]).ravel()
-        size = many * inputs * width
-
-        def below(of: NDArray[np.float64] | None) -> NDArray[np.float64]:
-            """Sums up to and with each bin [nodes, inputs, bins - 1]."""
-            repeated = None if of is None else np.repeat(of, inputs)
-            cells = np.bincount(codes, repeated, minlength=size)
-            shaped = cells.reshape(many, inputs, width)[:, :, :-1]
-            return shaped.cumsum(axis=2, dtype=np.float64)
-
-        counts, slopes = below(None), below(weights[0])
-        curvatures = counts if self._constant else below(weights[1])
-        gains = split_gains(
-            (slopes, curvatures, counts),
-            sums[:, None, None, :],
-            values[:, None, None],
-            self._settings,
-        ).reshape(many, -1)
-        if not gains.shape[1]:
+        if width == 1:
             return _Found.none(many)
+        # Sums up to and with each bin [nodes, inputs, bins - 1] of each term.
+        cells = np.ascontiguousarray(np.moveaxis(histograms, -1, 0))
+        cells = cells.reshape(-1, many, inputs, width)[..., :-1]
+        below = self._three(np.moveaxis(cells.cumsum(axis=-1), 0, -1))
+        gains = split_gains(
+            below, sums[:, None, None, :], values[:, None, None], self._settings
+        ).reshape(many, -1)
         best = gains.argmax(axis=1)
         every = np.arange(many)
-        left = [
-            it.reshape(many, -1)[every, best] for it in (slopes, curvatures, counts)
-        ]
+        left = [it.reshape(many, -1)[every, best] for it in below]
         which, end = np.divmod(best, width - 1)
         return _Found(gains[every, best], which, end, np.stack(left, axis=1))
 
-    def _client_sums(
-        self,
-        weights: NDArray[np.float64],
-        client: NDArray[np.int64],
-        within: NDArray[np.int64],
-        many: int,
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-        """Sums of gradients, curvatures and rows [nodes, clients] by node and client."""
-        clients = self._rows.clients
-        found = self._sums(weights, within * clients + client, many * clients)
-        slopes, curvatures, rows = (it.reshape(many, clients) for it in found.T)
-        return slopes, curvatures, rows
-
-    def _move(self, node: NDArray[np.int64], nodes: Nodes, known: int) -> None:
+    def _move(self, node: NDArray[np.int64], nodes: Nodes) -> None:
         """Move rows of nodes that were split to their children."""
-        asked = nodes.input[node]
-        rows = np.flatnonzero(asked >= 0)
-        its, asked = node[rows], asked[rows]
-        by_input = np.minimum(asked, self._inputs - 1)
-        goes_left = self._bins[rows, by_input] <= nodes.bin[its]
-        for number in np.unique(its[asked == self._inputs]):
-            of_node = its == number
-            client = self._rows.client[rows[of_node]]
-            goes_left[of_node] = nodes.clients[int(number)][client]
-        node[rows] = np.where(goes_left, nodes.left[its], nodes.right[its])
+        asked = nodes.input.take(node)
+        # Rows in leaves look at any bin, and stay where they are.
+        seen = np.clip(asked, 0, self._inputs - 1)
+        seen += self._first_bins
+        goes_left = self._bins.take(seen) <= nodes.bin.astype(np.uint8).take(node)
+        rows = np.flatnonzero(asked == self._inputs)
+        if len(rows):
+            lefts = np.zeros((len(nodes.input), self._rows.clients), bool)
+            for number, clients in nodes.clients.items():
+                lefts[number] = clients[:-1]
+            goes_left[rows] = lefts[node[rows], self._rows.client[rows]]
+        is_leaf, same = nodes.input < 0, np.arange(len(nodes.input))
+        children = np.where(is_leaf, same, np.stack([nodes.right, nodes.left]))
+        node[:] = children.T.ravel().take(2 * node + goes_left)
 
 
 @dataclass(frozen=True)
@@ -449,6 +511,18 @@ class _Found:
     def none(many: int) -> "_Found":
         zeros = np.zeros(many, np.int64)
         return _Found(np.full(many, -1.0), zeros, zeros, np.zeros((many, 3)))
+
+    @staticmethod
+    def joined(parts: "Sequence[_Found]") -> "_Found":
+        """Splits of one node after another."""
+        clients = [it.clients for it in parts if it.clients is not None]
+        return _Found(
+            np.concatenate([it.gain for it in parts]),
+            np.concatenate([it.input for it in parts]),
+            np.concatenate([it.bin for it in parts]),
+            np.concatenate([it.left for it in parts]),
+            np.concatenate(clients) if clients else None,
+        )
 
     def take(
         self, other: "_Found", where: Bool[NDArray, " nodes"], number: int

@@ -9,7 +9,7 @@ from scipy import special
 from scipy.cluster import hierarchy
 from scipy.spatial.distance import squareform
 
-from fedtailor._base.choice import require
+from fedtailor._base.choice import require, require_one_or_more
 from fedtailor.aggregation.differences import overall_p
 from fedtailor.aggregation.distances import RowMatrix, squared_distances
 from fedtailor.statistics.decision import holm
@@ -147,7 +147,7 @@ def homogeneity(
         ValueError: no trace is known, or one is negative, or the rank is below 1.
     """
     traces = np.asarray(traces, np.float64)
-    require(rank >= 1, f"rank is {rank}; it must be 1 or more")
+    require_one_or_more("rank", rank)
     require(
         not np.isnan(traces).all(),
         "no client has two batches, so nothing tells how much its gradient varies",

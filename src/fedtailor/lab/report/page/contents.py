@@ -23,6 +23,7 @@ from fedtailor.lab.results.decision_file import decisions_of
 from fedtailor.lab.results.experiment import StoredExperiment
 from fedtailor.lab.results.stored import Seeds, mean_sizes
 from fedtailor.lab.results.tables import Cell, Number, ReportTable
+from fedtailor.lab.results.thresholds import threshold_table, thresholds_of_stored
 from fedtailor.lab.results.units import Unit, unit_of
 from fedtailor.lab.results.verdict import Verdict
 
@@ -32,6 +33,8 @@ MAX_PICTURES = 8
 """Maximum number of methods whose gains are drawn; the table has all methods."""
 MAX_OPEN_ROWS = 60
 """A longer table of gains, or of what a method found, is folded."""
+MAX_THRESHOLD_CLIENTS = 100
+"""Maximum number of clients whose thresholds are listed; each has three lines."""
 CALIBRATION = ("calibration_error", "brier", "log_loss")
 """Metrics of how well probabilities are calibrated."""
 
@@ -96,6 +99,7 @@ def scenario_sections(
         fold_long_tables(diagnostics(runs)),
         costs(comparison.cost_table(experiment, scenario)),
         *calibration(runs),
+        *thresholds(scenario, runs, decision),
         *sets(scenario, runs, decision),
         *survival_section(runs),
         data_card(experiment.index.scenarios[scenario], first),
@@ -325,15 +329,37 @@ def calibration(runs: Mapping[str, Seeds]) -> list[Section]:
     return [Section("Calibration", paragraphs, charts=charts, tables=tables)]
 
 
+def thresholds(
+    scenario: str, runs: Mapping[str, Seeds], decision: Decision
+) -> list[Section]:
+    """The section about thresholds of two classes, of the method to use.
+
+    Returns:
+        One section; none if its first run has no validation rows of two classes.
+    """
+    label = _shown_method(runs, decision)
+    first = runs[label][0]
+    found = thresholds_of_stored(first)
+    if not found:
+        return []
+    title = f"{scenario}: thresholds, {label}, seed {first.seed}"
+    clients = first.clients["client"].to_list()
+    paragraph = (
+        "`fedtailor predict --threshold` predicts the second class from a probability on"
+        " that validation rows chose. Final models of this method have these thresholds,"
+        " which are of the first split."
+    )
+    table = threshold_table(title, found, clients, MAX_THRESHOLD_CLIENTS)
+    return [fold_long_tables(Section("Thresholds", [paragraph], tables=[table]))]
+
+
 def sets(scenario: str, runs: Mapping[str, Seeds], decision: Decision) -> list[Section]:
-    """The section about sets and intervals, of the method with the best mean.
+    """The section about sets and intervals, of the method to use.
 
     Returns:
         One section; none if its runs have stored no validation rows.
     """
-    # Candidates that are no methods, such as trees, have no runs.
-    means = {} if decision.winner is None else decision.winner.means
-    label = next(it for it in (*means, *runs) if it in runs)
+    label = _shown_method(runs, decision)
     title = f"{scenario}: sets and intervals of {100 * COVERAGE:g} %, {label}"
     table = coverage_table(title, runs[label])
     if table is None:
@@ -343,6 +369,14 @@ def sets(scenario: str, runs: Mapping[str, Seeds], decision: Decision) -> list[S
         " that hold the truth in a stated share of rows."
     )
     return [fold_long_tables(Section("What sets hold", [paragraph], tables=[table]))]
+
+
+def _shown_method(runs: Mapping[str, Seeds], decision: Decision) -> str:
+    """The method that is recommended; without a verdict, that with the best mean."""
+    recommended = [decision.verdict.recommendation.method] if decision.verdict else []
+    means = {} if decision.winner is None else decision.winner.means
+    # Candidates that are no methods, such as trees, have no runs.
+    return next(it for it in (*recommended, *means, *runs) if it in runs)
 
 
 def _measured_calibration(runs: Mapping[str, Seeds]) -> list[ReportTable]:

@@ -677,7 +677,7 @@ def split_lists(names, rng):
     return {name: lists[rng.integers(2)] for name in names}
 
 
-@pytest.mark.parametrize(("count", "neighbours"), [(7, 50), (12, 50), (13, 4), (20, 6)])
+@pytest.mark.parametrize(("count", "neighbours"), [(7, 50), (9, 50), (13, 4), (20, 6)])
 @pytest.mark.parametrize("threshold", [0.51, 2 / 3])
 def test_a_sum_is_opened_that_all_of_its_clients_confirmed(
     count, neighbours, threshold, monkeypatch
@@ -688,7 +688,8 @@ def test_a_sum_is_opened_that_all_of_its_clients_confirmed(
     monkeypatch.setattr(sum_client, "MAX_NEIGHBOURS", neighbours)
     names = tuple(f"client {number:02d}" for number in range(count))
     rng, opened, differ = np.random.default_rng(count), 0, 0
-    for checks in (True, False):
+    is_seen = threshold < 0.6  # a higher one leaves less to split
+    for checks in (True, False)[: 1 + is_seen]:
         if not checks:
             monkeypatch.setattr(sum_client.hmac, "compare_digest", lambda *_: True)
         for seed in range(6):
@@ -701,7 +702,7 @@ def test_a_sum_is_opened_that_all_of_its_clients_confirmed(
             is_split = bool(found) and any(lists[name] != found for name in found)
             assert not (checks and is_split)
             differ += is_split
-    assert opened and differ  # the test sees it
+    assert opened and bool(differ) == is_seen
 
 
 def test_a_client_that_was_not_in_a_list_is_in_no_later_sum():

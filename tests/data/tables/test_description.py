@@ -80,8 +80,8 @@ def test_no_bin_of_few_rows_is_shown_and_no_row_is_lost():
         assert shown.sum() == sum(counts)
         assert sum(counts) < 5 or not ((shown > 0) & (shown < 5)).any()
         for edge in range(len(counts) - 1):
-            if is_exact(shown, edge, 5):
-                assert shown[: edge + 1].sum() == sum(counts[: edge + 1])
+            off = abs(shown[: edge + 1].sum() - sum(counts[: edge + 1]))
+            assert off <= 8 * (not is_exact(shown, edge, 5))
     np.testing.assert_array_equal(without_few(np.array([3, 1, 2]), 1), [3, 1, 2])
 
 
@@ -97,7 +97,8 @@ def test_no_count_of_few_rows_follows_from_the_bins_that_are_shown(bins, most):
     for shown, tables in alike.items():
         rows = np.array(tables) @ sets
         follows = rows.min(axis=0) == rows.max(axis=0)
-        assert not (follows & (rows[0] > 0) & (rows[0] < 5)).any(), shown
+        # Before, a gap between two bins showed that nobody is in it.
+        assert not (follows & (rows[0] < 5))[1:].any(), shown
 
 
 def test_a_cell_that_is_alone_is_not_to_be_seen():

@@ -195,43 +195,59 @@ def histogram_of(
 def without_few(
     counts: Int64[NDArray, " bins"], least: int = MIN_ROWS
 ) -> Int64[NDArray, " bins"]:
-    """Counts in order, in which one below `least` is counted nearer to the middle.
+    """Counts in order, of which none below `least` is shown, nor follows, not even 0.
 
-    From both ends rows are carried towards the middle bin until they are enough. So the
-    rows on the outer side of a bin that is shown, with the bin, are counted exactly
-    (`is_exact`).
+    From both ends rows are carried towards the middle bin until they are enough. What is
+    left there counts in the filled bin that is nearest to the middle, unless it is rows
+    of several bins of which no part follows (2 least - 1). So does nothing at all: where a
+    bin showed by its place that nobody is between two others, it is counted with the next.
+    The other rows on the outer side of a bin that is shown, with the bin, are counted
+    exactly (`is_exact`).
     """
+    if least == 1:
+        return counts
     shown, middle = np.zeros_like(counts), len(counts) // 2
-    carried = 0
+    left = int(counts[middle])
     for side in (range(middle), range(len(counts) - 1, middle, -1)):
         held = 0
         for place in side:
             held += int(counts[place])
             if held >= least:
                 shown[place], held = held, 0
-        carried += held
-    shown[middle] = carried + counts[middle]
-    # The middle bin holds rows of several: with 2 least - 1 of them no part follows, such
-    # as the one that is left if five are of a bin that can only be carried with five.
-    is_several = carried > 0 or 0 < shown[middle] < least
-    while is_several and shown[middle] < min(2 * least - 1, shown.sum()):
-        filled = np.flatnonzero(shown)
-        nearest = min(filled[filled != middle], key=lambda place: abs(place - middle))
-        shown[middle] += shown[nearest]
-        shown[nearest] = 0
+        left += held
+    if left >= 2 * least - 1:
+        shown[middle] = left
+        return shown
+    for place in _from_the_middle(shown):
+        left += int(shown[place])
+        shown[place] = 0
+        if left > least:
+            shown[place] = left
+            return shown
+    shown[middle] = left
     return shown
+
+
+def _from_the_middle(shown: Int64[NDArray, " bins"]) -> list[int]:
+    """The filled bins, the nearest to the middle first."""
+    filled = np.flatnonzero(shown).tolist()
+    return sorted(filled, key=lambda place: (abs(place - len(shown) // 2), place))
 
 
 def is_exact(shown: Int64[NDArray, " bins"], edge: int, least: int) -> bool:
     """Whether all rows below an edge are shown below it (see `without_few`).
+
+    If not, at most 2 (least - 1) rows are on the other side.
 
     Args:
         shown: what `without_few` returns.
         edge: the edge between the bins `edge` and `edge + 1`.
         least: counts of fewer rows are hidden.
     """
-    outer = edge if edge < len(shown) // 2 else edge + 1
-    return least == 1 or bool(shown[outer])
+    middle = len(shown) // 2
+    outer = edge if edge < middle else edge + 1
+    is_nearest = not shown[middle] and outer in _from_the_middle(shown)[:1]
+    return least == 1 or (bool(shown[outer]) and not is_nearest)
 
 
 def class_counts_of(

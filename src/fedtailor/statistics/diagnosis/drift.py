@@ -129,7 +129,7 @@ def _bins(
     starts = [0, *(edge + 1 for edge in edges)]
     counts = np.add.reduceat([own, np.sum(rest, 0)], starts, axis=1)
     inexact = [
-        (least - 1) * sum(not is_exact(histogram, edge, least) for histogram in rest)
+        2 * (least - 1) * sum(not is_exact(histogram, edge, least) for histogram in rest)
         for edge in edges
     ]
     slack = np.zeros_like(counts)

@@ -18,6 +18,7 @@ from conformance.problems import (
     softmax_model,
     train,
 )
+from conformance.test_weights import repeated
 from fedtailor import models
 from fedtailor.aggregation.accounting import Ledger
 from fedtailor.algorithms import PACFL, FedAvg, Oracle
@@ -74,6 +75,24 @@ def test_bases_are_the_singular_vectors_of_each_class():
                 cosines = np.abs((bases[client, label] * expected[:3]).sum(axis=1))
                 np.testing.assert_allclose(cosines, 1.0, **EXACT)
             np.testing.assert_array_equal(bases[client, 2], 0.0)
+
+
+def test_twice_the_weight_is_the_row_twice():
+    with float64():
+        data = subspaces()
+        counts = np.random.default_rng(3).integers(1, 4, len(data.x))
+        bases = [
+            by_place(training, training.server.bases)
+            for training in (
+                train(PACFL(sgd=PLAIN, clusters=2), clients, softmax(), 0)
+                for clients in (
+                    replace(data, weights=counts.astype(float)),
+                    repeated(data, counts),
+                )
+            )
+        ]
+        cosines = np.abs((bases[0] * bases[1]).sum(axis=-1))[:, :2]
+        np.testing.assert_allclose(cosines, 1.0, **EXACT)
 
 
 @pytest.mark.parametrize(

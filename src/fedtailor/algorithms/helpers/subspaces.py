@@ -52,10 +52,11 @@ def leading_vectors(
         """X_c' X_c V_c for the basis V_c of each class, in one pass over the data."""
 
         def add(total: Array, batch: Batch, index: Int[Array, ""]) -> Array:
-            # X_c' X_c V_c is a sum over samples x of x (x' V_c). Padding has weight 0.
-            weight = batch.weight[:, None].astype(dtype)
-            x = batch.x.reshape(len(batch.x), -1) * weight  # [b, features]
+            # X_c' X_c V_c is a sum over samples x of x (x' V_c), with their weights, which
+            # are 0 for padding.
+            x = batch.x.reshape(len(batch.x), -1)  # [b, features]
             products = jnp.einsum("bf,bfw->bw", x, basis[batch.y])
+            products = products * batch.weight[:, None].astype(dtype)
             return total.at[batch.y].add(x[:, :, None] * products[:, None])
 
         zero = jnp.zeros_like(basis)

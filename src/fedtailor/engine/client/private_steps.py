@@ -184,7 +184,7 @@ def private_settings(algorithm: Any) -> list[SGD]:
 
 
 def accounted_settings(methods: Iterable[Any]) -> SGD | None:
-    """The settings by which all private training with some methods is accounted.
+    """The settings for the accounting of all private training with some methods.
 
     Args:
         methods: the methods of a schedule.

@@ -14,6 +14,7 @@ from fedtailor.data.tables.description import (
     QUANTILES,
     describe_columns,
     edges_of,
+    even_edges,
     histogram_of,
     is_exact,
     quantile,
@@ -99,6 +100,21 @@ def test_no_count_of_few_rows_follows_from_the_bins_that_are_shown(bins, most):
         follows = rows.min(axis=0) == rows.max(axis=0)
         # Before, a gap between two bins showed that nobody is in it.
         assert not (follows & (rows[0] < 5))[1:].any(), shown
+
+
+@pytest.mark.parametrize("few", [1, 4])
+def test_whether_anybody_has_a_number_does_not_follow(few):
+    """Of edges close around a day, empty bins said before that nobody was born then."""
+    days = np.random.default_rng(0).choice(np.arange(-9000, 9000), 200, replace=False)
+    days = days[days != 100] + 0.0
+    edges = even_edges(100 - 0.5, 100 + 0.5)
+    # Whoever was born that day was born after it in the other table.
+    before = np.flatnonzero(days > 101)[:few]
+    there = days.copy()
+    there[before] = 100.0
+    assert len(edges) == BINS - 1 and edges[0] > 99 and edges[-1] < 101
+    shown = [histogram_of(pl.Series(table), "number", edges) for table in (days, there)]
+    assert shown[0] == shown[1]
 
 
 def test_a_cell_that_is_alone_is_not_to_be_seen():

@@ -261,6 +261,17 @@ def test_few_rows_that_are_far_become_other_rows_numbers(rows, few):
     assert found[: rows + few].max() <= cells.max()
 
 
+@pytest.mark.parametrize("few", [1, 2, 4])
+@pytest.mark.parametrize("nearest", [1, 2, 3, 4])
+def test_far_rows_make_no_number_one_of_five_rows(few, nearest):
+    """Not even the nearest, which some rows have already."""
+    cells = np.random.default_rng(0).normal(50, 8, 100).round(3)
+    column = np.r_[cells, [cells.max() + 1] * nearest, 900.0 + np.arange(few)]
+    found = shown(pl.Series(column), "number")
+    assert found.max() <= cells.max() + 1
+    assert counts_of(found)[1].max() < MIN_ROWS
+
+
 def test_many_far_rows_stay():
     """Of a long tail no sum is one of few rows."""
     cells = np.random.default_rng(0).lognormal(6, 0.5, 1000)

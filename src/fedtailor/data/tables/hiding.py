@@ -341,9 +341,8 @@ def _without_far(values: pl.Series, least: int) -> pl.Series:
     rare = np.flatnonzero(rows[which] < least)
     if not len(rare):
         return values
-    unit = max(
-        float(np.abs(numbers[rare]).max()), 1e-300
-    )  # so that no square overflows
+    # So that no square overflows.
+    unit = max(float(np.abs(numbers[rare]).max()), 1e-300)
     cells = numbers[rare] / unit
     order = np.argsort(-np.abs(cells - np.median(cells)), kind="stable")
     for few in range(1, min(least, (len(rare) + 1) // 2)):
@@ -352,14 +351,15 @@ def _without_far(values: pl.Series, least: int) -> pl.Series:
         next_one = np.abs(rest - rest.mean()).max()
         if nearest < _FAR * rest.std() or nearest < _APART * next_one:
             continue
-        stays_rare = rows[which[rare]] < least - 1
-        changed, free = numbers.copy(), [it for it in order[few:] if stays_rare[it]]
+        others = rare[order[few:]]
+        free = np.unique(numbers[others[rows[which[others]] < least - 1]]).tolist()
         if len(free) < few:
             continue
-        for place in far.tolist():
-            other = min(free, key=lambda it: abs(cells[it] - cells[place]))
-            changed[rare[place]] = numbers[rare[other]]
-            free.remove(other)
+        changed = numbers.copy()
+        for place in rare[far].tolist():
+            cell = float(numbers[place])
+            changed[place] = min(free, key=lambda number: abs(number - cell))
+            free.remove(changed[place])
         return _with_numbers(values, changed)
     return values
 

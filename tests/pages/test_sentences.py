@@ -260,6 +260,9 @@ TESTED = {
         "A few gaps are filled": (
             "test_few_missing_cells_are_filled_by_cells_near_the_mean",
         ),
+        "Where five rows or more share each number": (
+            "test_no_count_of_few_rows_follows_from_few_numbers",
+        ),
         "Rows of a rare category": (
             "test_few_rows_of_a_category_count_as_the_first_other",
             "test_no_count_of_few_rows_follows_from_yes_and_no",

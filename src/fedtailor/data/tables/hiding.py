@@ -8,6 +8,7 @@ no gap, no category and no deviating value of a few rows.
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -63,12 +64,14 @@ def shown(
 
     * If fewer cells than that are filled, none is.
     * A few gaps are filled by cells that the column has: the first of its categories, no
-      or yes; of numbers and dates those nearest to the mean, each once.
+      or yes; of numbers and dates those nearest to the mean, each once, or the smallest
+      if `least` rows or more share each number.
     * Numbers that fewer than `least` rows share become the nearest one that as many do, if
       there are too few such numbers, or too few others that they could be (whole numbers
       of a small range): they, and how many rows have each of them, would follow from mean,
       squares and histogram. For this all numbers are rounded to steps in which at least
       half of the rows share one. If one alone is left of several, the column is empty.
+    * If `least` rows or more share each number, exactly `least` count as the number below.
     * Rows of a rare category become `RARE`, and if these are few, or as many as such
       categories can nearly have, the first of the others. If there is none, the column
       is empty.
@@ -206,6 +209,9 @@ def _shown_numbers(values: pl.Series, least: int) -> pl.Series:
         return values
     # Before gaps are filled: with fillers, few rows of a number would be as many as it takes.
     values = _without_small_groups(values, least)
+    _, rows = counts_of(values)
+    if (rows >= least).all():
+        return _without_exactly_few(values, least)
     if not 0 < values.null_count() < least:
         return values
     present = np.sort(values.drop_nulls().to_numpy())
@@ -214,6 +220,23 @@ def _shown_numbers(values: pl.Series, least: int) -> pl.Series:
     fill = present[np.argsort(distance, kind="stable")[: len(gaps)]]
     values = values.clone().scatter(gaps, pl.Series(fill, dtype=values.dtype))
     return _without_small_groups(values, least)
+
+
+def _without_exactly_few(values: pl.Series, least: int) -> pl.Series:
+    """Shared numbers, each of more than `least` rows; few gaps are the smallest number.
+
+    Exactly `least` rows would show that no rare one became their number, nor a gap. So
+    they count as the number below.
+    """
+    numbers = sorted(counts_of(values)[0].tolist())
+    values = without_few_others(values, numbers, least)
+    numbers, rows = counts_of(values)
+    shared = dict(sorted(zip(numbers.tolist(), rows.tolist(), strict=True)))
+    for below, number in reversed(list(pairwise(shared))):
+        if shared[number] == least:
+            values = values.set(values == number, below)
+            shared[below] += least
+    return values
 
 
 def _without_small_groups(values: pl.Series, least: int) -> pl.Series:

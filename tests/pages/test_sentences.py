@@ -153,6 +153,7 @@ TESTED = {
         "confirmed to each other that it is these": (
             "test_a_sum_is_opened_that_all_of_its_clients_confirmed",
             "test_a_client_that_was_not_in_a_list_is_in_no_later_sum",
+            "test_the_neighbours_of_a_sum_are_those_of_its_ring",
         ),
         "whose keys a client has count as those that hide it": (
             "test_clients_that_are_invented_do_not_hide_the_others",

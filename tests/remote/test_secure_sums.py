@@ -718,6 +718,50 @@ def test_a_client_that_was_not_in_a_list_is_in_no_later_sum():
     assert len(told) == 4
 
 
+@pytest.mark.parametrize("scope", ["run", "round"])
+def test_a_round_goes_on_when_a_client_comes_back_that_did_not_confirm(scope):
+    """Those that confirmed remember the sum, and so does the coordinator, though it was
+    not opened: before, it asked again for one that was lost from it, and all refused.
+    """
+    circle = Circle(settings=SecureSums(scope=scope))
+    circle.lost = {"b": losing(VECTORS), "d": losing(CONFIRM)}
+    first = SecureSumServer(circle.ask, NAMES, SIZE, circle.settings)
+    with pytest.raises(TooFewClients, match=r"^d sent a vector and did not confirm"):
+        first.run(np.full((1, 5), 0.2))
+    assert first.remaining == tuple("acde")
+    circle.begin(0)
+    circle.lost = {}
+    earlier = {"earlier": first.released, "members": first.remaining}
+    sums, _ = circle.run([[0.2] * 5], **earlier)
+    step = FixedPoint(64.0).step
+    np.testing.assert_allclose(sums, circle.plain([[0.2] * 5], "b"), atol=10 * step)
+
+
+def test_the_neighbours_of_a_sum_are_those_of_its_ring(monkeypatch):
+    """Before, some clients that have each other as neighbours opened a sum of their own,
+    and remembered one of all.
+    """
+    monkeypatch.setattr(sum_client, "MAX_NEIGHBOURS", 4)
+    names = tuple(f"client {number:02d}" for number in range(12))
+    circle = Circle(names)
+    ring = secure_sums._ring(names)
+    some = ring[:5]
+
+    def graph(names, neighbours):
+        usual = neighbour_graph(names, neighbours).items()
+        rest = {
+            name: tuple(it for it in near if it not in some) for name, near in usual
+        }
+        return rest | {name: tuple(sorted(some)) for name in some}
+
+    monkeypatch.setattr(sum_server, "neighbour_graph", graph)
+    with pytest.raises(TooFewClients):
+        circle.run(np.full((1, 12), 1 / 12), neighbours=4)
+    told = [line for line in circle.lines if "that are not next to it" in line]
+    # The middle one of the five has those for neighbours.
+    assert {line[7:16] for line in told} == set(some) - {some[2]}
+
+
 class Watched(Circle):
     """Clients whose random numbers depend on the client and the stage only, so that two
     runs can be compared, while a coordinator asks for more between the stages.

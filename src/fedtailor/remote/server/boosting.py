@@ -325,10 +325,13 @@ class _Machines:
             asked=self._asked,
             vector=(BOOST, None),
         )
-        sums, _ = server.run(np.full((1, count), 1 / count))
-        self._history.record(
-            self._step, [BOOST, None], server.released, server.remaining
-        )
+        try:
+            sums, _ = server.run(np.full((1, count), 1 / count))
+        finally:
+            if server.remaining:
+                self._history.record(
+                    self._step, [BOOST, None], server.released, server.remaining
+                )
         if len(server.remaining) < count:
             raise TooFewClients("a client was lost while a sum was unmasked")
         numbers = from_vector(sums[0], self._fixed_point)

@@ -359,6 +359,12 @@ class SecureSumClient:
             associated = _associated_text(session.name, self._client, other)
             shares = seed_shares[index] + key_shares[index]
             encrypted[index] = _bytes(encrypt(key, shares, associated))
+        # Two texts of one key (one bit of them is not used) are one client, too.
+        refuse_unless(
+            len(set(session.shared_keys.values())) == count - 1,
+            Refusal.UNSAFE_SUM,
+            "the clients of a sum are not distinct",
+        )
         return {
             "shares": encrypted,
             "commitment": _bytes(commitment(session.self_mask_seed)),
@@ -441,6 +447,11 @@ class SecureSumClient:
         # by nobody else: the sum would be one without that client. So the weight of one
         # that is lost is 0, which says to all others that it is.
         around = set(neighbours_of(self._client, columns, MAX_NEIGHBOURS))
+        refuse_unless(
+            around.issuperset(session.neighbours),
+            Refusal.UNSAFE_SUM,
+            "it has masks with clients that are not next to it among those of this sum",
+        )
         gone = around - session.neighbours_in(surviving)
         missing = [name in gone for name in columns]
         refuse_unless(
@@ -492,12 +503,18 @@ class SecureSumClient:
         }
         return {"masked": masked}
 
-    def _check_hidden(self, session: _Session, absent: Collection[str]) -> None:
+    def _check_hidden(
+        self, session: _Session, absent: Collection[str]
+    ) -> tuple[ReleasedSums, list[str], list[str]]:
         """Check that no combination of sums shows this client's vector, or another's.
 
         Args:
             session: the sum, with the weights of all clients.
             absent: clients that have no part in it, as far as is known.
+
+        Returns:
+            This sum and those with which it may be combined; the clients that have a part
+            in it; and those of them that are neighbours.
 
         Raises:
             Refused: a combination shows a vector.
@@ -563,16 +580,7 @@ class SecureSumClient:
                 " clients whose keys it has are so small that they round to 0, and would"
                 " not hide its vector",
             )
-        # A client that is not asked to confirm a sum does not learn whether it was
-        # computed. So the sum counts from when the vector is sent.
-        self._history.record(
-            self._round,
-            list(session.vector_name),
-            together,
-            members,
-            self._run,
-            near=near,
-        )
+        return together, members, near
 
     def _confirm(
         self, session: _Session, arrays: Mapping[str, np.ndarray]
@@ -615,7 +623,18 @@ class SecureSumClient:
             Refusal.UNSAFE_SUM,
             f"only {len(senders)} vectors of the {len(around)} clients next to it arrived",
         )
-        self._check_hidden(session, set(session.columns) - session.arrived)
+        absent = set(session.columns) - session.arrived
+        together, members, near = self._check_hidden(session, absent)
+        # No sum of its vector opens without its codes. So the sum counts from now on, as
+        # who is not asked to open it does not learn whether it was.
+        self._history.record(
+            self._round,
+            list(session.vector_name),
+            together,
+            members,
+            self._run,
+            near=near,
+        )
         codes = np.zeros((count, CODE_BYTES), np.uint8)
         for index, other in enumerate(session.neighbours):
             if other in senders and other != self._client:

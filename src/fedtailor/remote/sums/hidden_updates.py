@@ -90,9 +90,13 @@ class HiddenUpdates:
                 asked=self._asked,
                 vector=(kind, index),
             )
-            sums = server.run(weights[:, self._reporting])
-            self._history.record(self._round, vector, server.released, server.remaining)
-            return sums
+            try:
+                return server.run(weights[:, self._reporting])
+            finally:
+                if server.remaining:
+                    self._history.record(
+                        self._round, vector, server.released, server.remaining
+                    )
 
         return HiddenRows(
             (self._clients, *shape.shape),

@@ -154,8 +154,8 @@ class SecureSumServer:
         vector: the kind of vector that all clients add, and its number among several.
 
     Attributes:
-        released: `earlier` and the sums of this run, when it is done.
-        remaining: the clients whose vectors are in the sums, when it is done.
+        released: `earlier` and the sums of this run, from when clients confirm them.
+        remaining: the clients whose vectors are in these; empty before.
     """
 
     def __init__(
@@ -243,9 +243,10 @@ class SecureSumServer:
         line = self._unsafe_combination(arrived)
         if line:
             raise TooFewClients(f"{line}, as others are lost; the round does not count")
-        codes = self._confirm(masked)
+        # Clients that confirm the sum remember it, whether it is opened or not.
         self.released = self.released.with_sums(self._names, arrived)
         self.remaining = tuple(masked)
+        codes = self._confirm(masked)
         opened = self._unmask(masked, shares, codes)
         total = FixedPoint(self._settings.range).decode(opened)
         # Rescale each sum from its surviving weights to the weights asked for.

@@ -7,9 +7,14 @@ import numpy as np
 
 from fedtailor._base.choice import require
 from fedtailor.deployment.data import is_of_machines
-from fedtailor.deployment.opening import OpenedRun, final_folder, is_export, open_run
+from fedtailor.deployment.opening import (
+    OpenedRun,
+    final_folder,
+    final_record,
+    is_export,
+    open_run,
+)
 from fedtailor.engine.storage.calibration_file import CALIBRATION, read_calibration
-from fedtailor.engine.storage.final_models import read_final
 from fedtailor.lab.results.coverage import calibration_of_rows
 from fedtailor.models import Architecture, Model
 from fedtailor.models.tasks import cross_entropy, squared_error, task_of
@@ -48,11 +53,9 @@ def statement_of_final(directory: Path | str) -> str | None:
     Raises:
         ValueError: the record is damaged.
     """
-    path = Path(directory)
-    final = final_folder(path) if path.is_dir() else None
-    if final is None:
+    record = final_record(Path(directory))
+    if record is None:
         return None
-    record = read_final(final)
     if record.kept:
         return (
             f"sets and intervals are from {record.kept:,} test rows, on which these models"

@@ -25,6 +25,7 @@ from fedtailor.engine.storage.final_models import (
     DEFAULT_FOLDER,
     RECORD,
     RUNS,
+    FinalModels,
     read_final,
 )
 from fedtailor.engine.storage.frozen_file import read_frozen
@@ -159,6 +160,16 @@ def final_folder(path: Path) -> Path | None:
         ]
     found = [folder for folder in candidates if (folder / RECORD).is_file()]
     return found[0] if len(found) == 1 else None
+
+
+def final_record(path: Path) -> FinalModels | None:
+    """The record of the final models that a path means; None if there are none.
+
+    Raises:
+        ValueError: the record is damaged.
+    """
+    final = final_folder(path) if path.is_dir() else None
+    return None if final is None else read_final(final)
 
 
 def runs_of_clients(

@@ -11,11 +11,16 @@ from numpy.typing import NDArray
 
 from fedtailor._base.choice import require
 from fedtailor.deployment.data import is_of_machines
-from fedtailor.deployment.opening import OpenedRun, final_folder, is_export, open_run
+from fedtailor.deployment.opening import (
+    OpenedRun,
+    final_folder,
+    final_record,
+    is_export,
+    open_run,
+)
 from fedtailor.engine.storage import Damaged
 from fedtailor.engine.storage.final_models import (
     THRESHOLDS,
-    read_final,
     read_threshold_rows,
 )
 from fedtailor.lab.results.thresholds import (
@@ -131,11 +136,9 @@ def thresholds_statement(directory: Path | str) -> str | None:
     Raises:
         ValueError: the record is damaged.
     """
-    path = Path(directory)
-    final = final_folder(path) if path.is_dir() else None
-    if final is None:
+    record = final_record(Path(directory))
+    if record is None:
         return None
-    record = read_final(final)
     chosen = (
         "thresholds were chosen on the validation rows of the comparison's first split,"
         " by models that it trained without them"

@@ -467,17 +467,18 @@ def test_no_client_follows_from_all_sums_whoever_is_lost_when(
 
 
 def test_the_server_looks_at_earlier_sums_before_it_asks():
-    circle = Circle()
+    circle, history = Circle(), SumHistory("run")
     earlier = ReleasedSums().with_sums(NAMES, np.full((1, 5), 0.2))
+    history.record(0, ["model", None], earlier, NAMES)
     said = "client e would be 100% of a combination of these and earlier sums"
     with pytest.raises(ValueError, match=said):
-        circle.run([[0.25] * 4 + [0.0]], earlier=earlier)
+        circle.run([[0.25] * 4 + [0.0]], history=history)
     circle.lost["e"] = losing(KEYS)
     with pytest.raises(TooFewClients, match=said + ".* as others are lost"):
-        circle.run([[0.2] * 5], earlier=earlier)
+        circle.run([[0.2] * 5], history=history)
     circle.lost["e"] = losing(VECTORS)
     with pytest.raises(TooFewClients, match=said + ".* as others are lost"):
-        circle.run([[0.2] * 5], earlier=earlier)
+        circle.run([[0.2] * 5], history=history)
     assert VECTORS in circle.seen and UNMASK not in circle.seen
 
 
@@ -725,14 +726,14 @@ def test_a_round_goes_on_when_a_client_comes_back_that_did_not_confirm(scope):
     """
     circle = Circle(settings=SecureSums(scope=scope))
     circle.lost = {"b": losing(VECTORS), "d": losing(CONFIRM)}
-    first = SecureSumServer(circle.ask, NAMES, SIZE, circle.settings)
+    history = SumHistory(scope)
+    first = SecureSumServer(circle.ask, NAMES, SIZE, circle.settings, history=history)
     with pytest.raises(TooFewClients, match=r"^d sent a vector and did not confirm"):
         first.run(np.full((1, 5), 0.2))
     assert first.remaining == tuple("acde")
     circle.begin(0)
     circle.lost = {}
-    earlier = {"earlier": first.released, "members": first.remaining}
-    sums, _ = circle.run([[0.2] * 5], **earlier)
+    sums, _ = circle.run([[0.2] * 5], history=history)
     step = FixedPoint(64.0).step
     np.testing.assert_allclose(sums, circle.plain([[0.2] * 5], "b"), atol=10 * step)
 
@@ -1466,10 +1467,10 @@ def test_clients_that_are_lost_for_good_leave_sums_that_go_on(tmp_path):
 
 def test_a_client_that_was_lost_from_a_sum_is_not_asked_for_the_next():
     """The others would refuse the sum."""
-    circle = Circle()
-    server = SecureSumServer(
-        circle.ask, NAMES, SIZE, SETTINGS, members=frozenset("abcd")
-    )
+    circle, history = Circle(), SumHistory("run")
+    earlier = ReleasedSums().with_sums(tuple("abcd"), np.full((1, 4), 0.25))
+    history.record(0, ["model", None], earlier, "abcd")
+    server = SecureSumServer(circle.ask, NAMES, SIZE, SETTINGS, history=history)
     sums, _ = server.run(np.array(EVERYBODY))
     assert set(circle.requests[KEYS]) == set(server.remaining) == set("abcd")
     expected = circle.plain(EVERYBODY, without="e")

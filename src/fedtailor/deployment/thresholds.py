@@ -164,17 +164,17 @@ def card_thresholds(run: OpenedRun, final: Path | None, client: str) -> list[str
         client: its name.
     """
     try:
-        found = [
+        rule = RULES[0]
+        found = (
             thresholds_of(run, rule) if final is None else _of_final(final, run, rule)
-            for rule in RULES
-        ]
+        )
     except Damaged:
         raise
     except ValueError:
         return []
     statement = None if final is None else thresholds_statement(final)
     said = [] if statement is None else ["", f"{statement[0].upper()}{statement[1:]}."]
-    return [threshold_table("", found, [client]).markdown().strip(), *said]
+    return [threshold_table("", found.by_rules(), [client]).markdown().strip(), *said]
 
 
 def log_odds(outputs: Float[NDArray, "n 2"]) -> Float[NDArray, " n"]:

@@ -57,8 +57,9 @@ class Options:
     """
     threshold: str | None = None
     """Of two classes: predict the second (that of --positive) from a probability on that is
-    chosen on validation rows (final models: of the comparison). f1: with the highest F1; specificity=0.9 or
-    sensitivity=0.9: with at least this share. Probabilities stay as they are.
+    chosen on validation rows (final models: of the comparison). f1: with the highest F1;
+    specificity=0.9 or sensitivity=0.9: with at least this share. Probabilities stay as
+    they are.
     """
     calibrated: bool = False
     """Divide logits by the client's temperature, so that probabilities are as often right

@@ -39,6 +39,7 @@ QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 MAX_CORRELATED = 100
 """Of more columns there are no correlations."""
+
 _ROUNDING = 1e-12
 """A smaller share of a sum of squares is rounding."""
 

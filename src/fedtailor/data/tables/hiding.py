@@ -112,8 +112,10 @@ def mean_and_squares(cells: pl.Series, least: int = MIN_ROWS) -> tuple[float, fl
     numbers = np.ldexp(np.sort(cells.to_numpy()), -scale)
     mean = float(numbers.mean())
     squares = float(((numbers - mean) ** 2).sum())
-    distinct, rows = np.unique(numbers, return_counts=True)
-    rare = numbers[np.isin(numbers, distinct[rows < least])]
+    rare = numbers[:0]
+    if least > 1:
+        distinct, rows = np.unique(numbers, return_counts=True)
+        rare = np.repeat(distinct, np.where(rows < least, rows, 0))
     if len(rare):
         step = _power_of_two(float(rare.std()))
         apart = _power_of_two(float(np.sqrt(((rare - mean) ** 2).mean())))
@@ -184,11 +186,11 @@ def without_few_others(
     """
     if least == 1:
         return values
-    is_gap = values.is_null()
+    are_few_gaps = values.null_count() < least
     for place, first in enumerate(named):
         cells = pl.Series(named[place:], dtype=values.dtype)
         takes = (values == first) | ~values.is_in(cells.implode())
-        takes = takes.fill_null(is_gap.sum() < least)
+        takes = takes.fill_null(are_few_gaps)
         if takes.sum() > least:
             return values.clone().set(takes, first)
     return values.clear(len(values))
@@ -232,11 +234,12 @@ def _without_exactly_few(values: pl.Series, least: int) -> pl.Series:
     values = without_few_others(values, numbers, least)
     numbers, rows = counts_of(values)
     shared = dict(sorted(zip(numbers.tolist(), rows.tolist(), strict=True)))
+    moved = {}
     for below, number in reversed(list(pairwise(shared))):
         if shared[number] == least:
-            values = values.set(values == number, below)
+            moved[number] = below
             shared[below] += least
-    return values
+    return values.replace(moved) if moved else values
 
 
 def _without_small_groups(values: pl.Series, least: int) -> pl.Series:

@@ -1,7 +1,7 @@
 """Thresholds of two classes: whose rows they are from, and a table of them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -83,7 +83,13 @@ class Thresholds:
     label: str
     validation: pl.DataFrame
     tested: pl.DataFrame | None
-    _known: dict[str, ChosenThreshold] = field(default_factory=dict, repr=False)
+    _known: dict[str, ChosenThreshold] = field(
+        default_factory=dict, init=False, repr=False
+    )
+
+    def by_rules(self) -> "list[Thresholds]":
+        """Those of the same rows by each of `RULES`."""
+        return [replace(self, rule=rule) for rule in RULES]
 
     @cached_property
     def pooled(self) -> ChosenThreshold:
@@ -230,10 +236,8 @@ def thresholds_of_stored(run: StoredRun) -> list[Thresholds]:
         validation = prepared_rows(run.validation, run.path)
         tested = prepared_rows(run.rows, run.path)
         label = second_label(run)
-        return [
-            thresholds_of_rows(validation, tested, rule, label, run.path)
-            for rule in RULES
-        ]
+        found = thresholds_of_rows(validation, tested, RULES[0], label, run.path)
+        return found.by_rules()
     except Damaged:
         raise
     except ValueError:

@@ -320,18 +320,12 @@ class _Machines:
             sum(sizes) * LIMBS,
             self._sums,
             minimum=count,
-            earlier=self._history.released(self._step),
-            members=self._history.members(self._step),
+            history=self._history,
+            round=self._step,
             asked=self._asked,
             vector=(BOOST, None),
         )
-        try:
-            sums, _ = server.run(np.full((1, count), 1 / count))
-        finally:
-            if server.remaining:
-                self._history.record(
-                    self._step, [BOOST, None], server.released, server.remaining
-                )
+        sums, _ = server.run(np.full((1, count), 1 / count))
         if len(server.remaining) < count:
             raise TooFewClients("a client was lost while a sum was unmasked")
         numbers = from_vector(sums[0], self._fixed_point)

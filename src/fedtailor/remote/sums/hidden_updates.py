@@ -77,7 +77,6 @@ class HiddenUpdates:
         def add_up(weights: NDArray[np.float64], index: int | None) -> Sums:
             others = np.delete(weights, self._reporting, axis=1)
             require(not others.any(), "the method weighs clients that do not report")
-            vector = [kind, index]
             vector_id = {"kind": kind} | ({} if index is None else {"number": index})
             server = SecureSumServer(
                 partial(run_stage, vector_id=vector_id),
@@ -85,18 +84,12 @@ class HiddenUpdates:
                 math.prod(shape.shape if index is None else shape.shape[1:]),
                 self._settings,
                 minimum=self._minimum,
-                earlier=self._history.released(self._round),
-                members=self._history.members(self._round),
+                history=self._history,
+                round=self._round,
                 asked=self._asked,
                 vector=(kind, index),
             )
-            try:
-                return server.run(weights[:, self._reporting])
-            finally:
-                if server.remaining:
-                    self._history.record(
-                        self._round, vector, server.released, server.remaining
-                    )
+            return server.run(weights[:, self._reporting])
 
         return HiddenRows(
             (self._clients, *shape.shape),

@@ -9,7 +9,7 @@ last stage.
 
 import random
 import secrets
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,7 +28,7 @@ from fedtailor.aggregation.secure_sums import (
     unsafe_combination,
     unsafe_sums,
 )
-from fedtailor.aggregation.sum_shares import ReleasedSums
+from fedtailor.aggregation.sum_shares import SumHistory
 from fedtailor.protocol import Sums
 from fedtailor.remote.sums.client import mask_session, pairwise_mask
 from fedtailor.remote.sums.masks import (
@@ -147,15 +147,16 @@ class SecureSumServer:
         minimum: minimum number of clients whose vectors must be in the sums.
         neighbours: maximum number of other clients with which a client shares masks and
             secrets.
-        earlier: the sums with which those of this run may be combined.
-        members: the clients of these; others would be refused by them, and are lost from
-            the beginning. None = everybody may take part.
+        history: the sums with which those of this run may be combined, to which it adds
+            them. Others than the clients of these would be refused by them, and are lost
+            from the beginning. None = there are none.
+        round: the round under which the history keeps the sums.
         asked: digest of what all clients were asked (`SecureSumClient.hold`).
         vector: the kind of vector that all clients add, and its number among several.
 
     Attributes:
-        released: `earlier` and the sums of this run, from when clients confirm them.
-        remaining: the clients whose vectors are in these; empty before.
+        remaining: the clients whose vectors are in the sums, from when clients confirm
+            these; empty before.
     """
 
     def __init__(
@@ -167,8 +168,8 @@ class SecureSumServer:
         *,
         minimum: int = 1,
         neighbours: int = MAX_NEIGHBOURS,
-        earlier: ReleasedSums | None = None,
-        members: Collection[str] | None = None,
+        history: SumHistory | None = None,
+        round: int = 0,
         asked: str = "",
         vector: tuple[str, int | None] = ("model", None),
     ) -> None:
@@ -177,8 +178,10 @@ class SecureSumServer:
         self._size, self._settings, self._digest = size, settings, asked
         self._minimum = max(minimum, MIN_CLIENTS)
         self._max_neighbours = neighbours
-        self.released = ReleasedSums() if earlier is None else earlier
+        self._history = SumHistory("run") if history is None else history
+        self._round, self._earlier = round, self._history.released(round)
         self.remaining: tuple[str, ...] = ()
+        members = self._history.members(round)
         self._asked = [
             name for name in self._names if members is None or name in members
         ]
@@ -244,8 +247,9 @@ class SecureSumServer:
         if line:
             raise TooFewClients(f"{line}, as others are lost; the round does not count")
         # Clients that confirm the sum remember it, whether it is opened or not.
-        self.released = self.released.with_sums(self._names, arrived)
         self.remaining = tuple(masked)
+        together = self._earlier.with_sums(self._names, arrived)
+        self._history.record(self._round, list(self._vector), together, self.remaining)
         codes = self._confirm(masked)
         opened = self._unmask(masked, shares, codes)
         total = FixedPoint(self._settings.range).decode(opened)
@@ -262,8 +266,8 @@ class SecureSumServer:
 
     def _unsafe_combination(self, weights: Float[np.ndarray, "s c"]) -> str:
         """Say which client a combination of sums would show; empty if none."""
-        together = self.released.with_sums(self._names, weights)
-        return unsafe_combination(together, past=bool(self.released.names))
+        together = self._earlier.with_sums(self._names, weights)
+        return unsafe_combination(together, past=bool(self._earlier.names))
 
     # stages
     # ----------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import numpy as np
 
 from campaigns.client_process import ClientHere
 from campaigns.marked import NAMES, ROUNDS, TARGET, MarkedFederation
-from fedtailor.remote.client.boosting import CLIENTS, MOST_COUNTS
+from fedtailor.remote.client.boosting import MOST_COUNTS
 from fedtailor.remote.client.client import responder_of
 from fedtailor.remote.client.store import ClientStore
 from fedtailor.remote.client.table_requests import DESCRIBE
@@ -28,6 +28,7 @@ from fedtailor.remote.service import (
 )
 from fedtailor.remote.wire.boosting import BOOST, SUMMED
 from fedtailor.remote.wire.messages import Reply, Request, decode_reply, encode_request
+from fedtailor.remote.wire.request_kind import CLIENTS
 from fedtailor.remote.wire.secure_sums import KEYS, SUM
 from fedtailor.remote.wire.transport import LoopbackTransport, TooFewClients
 from remote.taps import TellingOthers

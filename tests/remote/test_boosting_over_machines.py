@@ -9,7 +9,6 @@ import pytest
 
 from fedtailor.cli import main
 from fedtailor.engine.storage.export import load_models
-from fedtailor.remote.client.boosting import CLIENTS
 from fedtailor.remote.client.policy import Policy
 from fedtailor.remote.client.round_requests import PERSONAL
 from fedtailor.remote.job.examples import federation_from_rows
@@ -34,6 +33,7 @@ from fedtailor.remote.wire.messages import (
     encode_request,
 )
 from fedtailor.remote.wire.refusals import Refusal
+from fedtailor.remote.wire.request_kind import CLIENTS
 from fedtailor.remote.wire.secure_sums import KEYS, SUM, UNMASK
 from fedtailor.remote.wire.transport import TooFewClients
 from fedtailor.statistics.boosting import (

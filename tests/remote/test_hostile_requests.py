@@ -169,7 +169,7 @@ def test_states_are_deleted_only_by_a_number_that_is_stored(tmp_path):
 def test_arrays_are_measured_by_the_memory_of_the_machine(monkeypatch):
     monkeypatch.setattr(request_size, "total_memory", lambda: 4000)
     check_size(1000)
-    with pytest.raises(Refused, match=r"asks for an array of 0\.0 GB"):
+    with pytest.raises(Refused, match=r"asks for arrays of 0\.0 GB"):
         check_size(1001)
 
 

@@ -58,7 +58,7 @@ HONEST = [
 )
 def test_what_an_honest_coordinator_asks_is_known(asked):
     boosts = BOOST in asked.algorithm
-    expected = RequestKind.BOOSTING if boosts else RequestKind.ROUND
+    expected = RequestKind.STEP if boosts else RequestKind.ROUND
     if asked.task in TABLE_TASKS:
         expected = RequestKind.TABLE
     assert kind_of(asked) is expected

@@ -738,6 +738,21 @@ def test_a_round_goes_on_when_a_client_comes_back_that_did_not_confirm(scope):
     np.testing.assert_allclose(sums, circle.plain([[0.2] * 5], "b"), atol=10 * step)
 
 
+def test_a_round_waits_for_a_client_that_did_not_confirm_and_stays_away():
+    """Before, the run ended with an error of weights, as if nobody was lost."""
+    circle = Circle(settings=SecureSums(scope="round"))
+    circle.lost = {"d": losing(CONFIRM)}
+    history = SumHistory("round")
+    with pytest.raises(TooFewClients, match=r"^d sent a vector and did not confirm"):
+        circle.run([[0.2] * 5], history=history)
+    circle.begin(0)
+    circle.lost = {}
+    others = [name for name in NAMES if name != "d"]
+    again = SecureSumServer(circle.ask, others, SIZE, circle.settings, history=history)
+    with pytest.raises(TooFewClients, match=r"as others are lost \(d\); the round"):
+        again.run(np.full((1, 4), 0.25))
+
+
 def test_the_neighbours_of_a_sum_are_those_of_its_ring(monkeypatch):
     """Before, some clients that have each other as neighbours opened a sum of their own,
     and remembered one of all.

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from fedtailor.remote.wire import request_size
 from fedtailor.remote.wire.messages import (
     ArraySpec,
     Reply,
@@ -15,6 +16,7 @@ from fedtailor.remote.wire.messages import (
     decode_request,
     encode_reply,
 )
+from fedtailor.remote.wire.refusals import Refusal, Refused
 from fedtailor.remote.wire.transport import (
     LoopbackTransport,
     Responder,
@@ -28,6 +30,7 @@ from fedtailor.remote.wire.vector_cache import (
     VectorCache,
     vector_digest,
 )
+from fedtailor.remote.wire.wire import read_downlink
 
 ROWS = np.arange(12, dtype=np.float32).reshape(4, 3)
 INITIAL = np.full(3, 7, np.float32)
@@ -81,7 +84,9 @@ def test_what_was_received_last_what_follows_from_the_seed_and_what_comes_twice_
             len(short.arrays["stream/model"]) == sent
             and short.arrays.get("initial", ROWS[:0]).size == 0
         )
-        same(client.fill_in(short).arrays, whole.arrays)
+        filled = client.fill_in(short)
+        same(filled.arrays, whole.arrays)
+        client.remember(filled)
         server.record("a", digests(whole))
 
 
@@ -210,3 +215,60 @@ def test_a_request_that_does_not_add_up_is_refused(change, said):
     asked = request(ROWS)
     with pytest.raises(ValueError, match=f"^{said}$"):
         VectorCache().fill_in(replace(asked, arrays={**asked.arrays, **change}))
+
+
+def test_a_message_that_is_refused_leaves_nothing_in_the_cache():
+    """Before, each message of a new name stayed in memory, also if it was refused."""
+
+    def refuse(asked):
+        raise Refused(Refusal.ROUND, "not this one")
+
+    responder = Responder("job", "a", refuse)
+    for name in ("stream/model", "stream/other", "stream/third"):
+        asked = replace(request(ROWS), arrays={name: ROWS})
+        with pytest.raises(Refused):
+            responder.answer(asked)
+    assert not responder._cache._received
+
+
+def test_the_cache_has_a_size(monkeypatch):
+    monkeypatch.setattr(request_size, "total_memory", lambda: 8 * 4 * ROWS.nbytes)
+    cache = VectorCache()
+    for number in range(20):
+        arrays = {f"stream/{number}": ROWS + number}
+        cache.remember(replace(request(ROWS), arrays=arrays))
+    assert list(cache._received) == [f"stream/{number}" for number in range(16, 20)]
+    # One vector that stands many times keeps no more than itself.
+    often = np.repeat(ROWS[:1], 1000, axis=0)
+    cache.remember(replace(request(ROWS), arrays={"stream/often": often}))
+    (row,) = cache._received["stream/often"].values()
+    assert row.base is None and len(cache._received) > 1
+
+
+def test_all_arrays_of_a_message_are_measured_together(monkeypatch):
+    """Each alone is allowed; ten together took ten times as much."""
+    monkeypatch.setattr(request_size, "total_memory", lambda: 4 * 100 * ROWS[0].nbytes)
+    cache = VectorCache()
+    cache.remember(request(ROWS))
+    named = np.frombuffer(vector_digest(ROWS[0]), np.uint8)[None].repeat(60, axis=0)
+
+    def asked(kinds):
+        arrays = {}
+        for kind in kinds:
+            arrays[f"stream/{kind}"] = ROWS[:0]
+            arrays[f"{KNOWN}stream/{kind}"] = named
+        return replace(request(ROWS), arrays=arrays)
+
+    # Vectors of no bytes are refused unless digests name them.
+    cache.fill_in(asked("a"))
+    with pytest.raises(Refused, match="asks for arrays of"):
+        cache.fill_in(asked("ab"))
+
+
+def test_streams_are_padded_within_one_size(monkeypatch):
+    monkeypatch.setattr(request_size, "total_memory", lambda: 4 * 100 * ROWS[0].nbytes)
+    place = np.full(60, -1, np.int32)
+    arrays = {"stream/a": ROWS[:1], "index/a": place}
+    read_downlink(arrays)
+    with pytest.raises(Refused, match="asks for arrays of"):
+        read_downlink(arrays | {"stream/b": ROWS[:1], "index/b": place})

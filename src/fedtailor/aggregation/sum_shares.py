@@ -350,8 +350,8 @@ class SumHistory:
                 *(TypeError, AttributeError, RecursionError, OverflowError),
             ) as error:
                 raise ValueError(
-                    f"cannot read {path}: {error}; it says which sums this client has a"
-                    " part in, so restore it, or take part in a new job"
+                    f"cannot read {path}: {error}; it says which sums were added up, so"
+                    " restore it, or begin a new job"
                 ) from None
 
     def _place(self, run: str, round: int) -> tuple[str, int]:

@@ -28,6 +28,7 @@ from fedtailor.cli.commands._federation_admin import (
 )
 from fedtailor.cli.commands._federation_boost import Boost, boost
 from fedtailor.cli.commands._federation_describe import Describe, describe
+from fedtailor.cli.commands._federation_fit import Fit, fit
 from fedtailor.cli.names import HELP
 from fedtailor.cli.options import as_option, check_counts, parse
 from fedtailor.cli.output import write_text
@@ -52,6 +53,7 @@ Train over machines that keep their own data (docs/federation.md).
   describe KIT --data FILE                     what this client would send for that
   serve DIR                                    coordinate it
   boost DIR                                    boosted trees from sums over clients
+  fit DIR                                      a regression from sums over clients
   join KIT --data FILE                         take part in it as a client
   predict KIT --data FILE                      predict with this client's own model
   policy KIT                                   what this client allows, and what it has answered and spent
@@ -677,6 +679,7 @@ COMMANDS: dict[str, tuple[type, Callable[..., int]]] = {
     "describe": (Describe, describe),
     "serve": (ServeOptions, _serve),
     "boost": (Boost, boost),
+    "fit": (Fit, fit),
     "join": (JoinOptions, _join),
     "policy": (PolicyOptions, _policy),
     "audit": (AuditOptions, _audit),

@@ -3,9 +3,10 @@ errors, intervals and p values.
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
@@ -14,6 +15,9 @@ from fedtailor._base.printable import say
 from fedtailor.cli.options import parse
 from fedtailor.cli.output import write_text
 from fedtailor.data.tables import ENDINGS
+
+if TYPE_CHECKING:
+    from fedtailor.statistics.regression import Regression
 
 
 @dataclass(frozen=True)
@@ -58,9 +62,7 @@ class Options:
     """Write a file instead."""
 
     def __post_init__(self) -> None:
-        require(
-            0 < self.level < 1, f"--level is {self.level}; it must be between 0 and 1"
-        )
+        check_output(self.level, self.format, self.out)
         require(
             (self.model == "cox") == (self.event is not None),
             "--event names the column of events for --model cox; give both or neither",
@@ -69,17 +71,21 @@ class Options:
             not self.positive or self.model in ("logistic", "cox"),
             f"--positive is for logistic and cox; leave it out for {self.model}",
         )
-        require(
-            self.out is None or self.format != "text",
-            "--out needs --format csv, latex or json",
-        )
+
+
+def check_output(level: float, format: str, out: Path | None) -> None:
+    """Check how a regression is printed.
+
+    Raises:
+        ValueError: not so.
+    """
+    require(0 < level < 1, f"--level is {level}; it must be between 0 and 1")
+    require(out is None or format != "text", "--out needs --format csv, latex or json")
 
 
 def fit(arguments: list[str]) -> int:
     """Prints the table of a regression."""
-    from fedtailor.cli.advice import as_typed, as_typed_text
-    from fedtailor.engine.storage.digests import finite
-    from fedtailor.lab.report.regression import regression_notes, regression_table
+    from fedtailor.cli.advice import as_typed
     from fedtailor.statistics.regression import fit_table
 
     options = parse(Options, arguments, "fedtailor fit")
@@ -102,21 +108,46 @@ def fit(arguments: list[str]) -> int:
             positive=options.positive,
             missing=options.missing,
         )
-    table = regression_table(fitted, options.target, options.level)
+    write_regression(
+        fitted, notes, options.target, options.level, options.format, options.out
+    )
+    return 0
+
+
+def write_regression(
+    fitted: "Regression",
+    notes: Sequence[str],
+    target: str,
+    level: float,
+    format: str,
+    out: Path | None,
+) -> None:
+    """Print a regression, or write it to a file.
+
+    Args:
+        fitted: the regression.
+        notes: what was left out, in sentences.
+        target: the column.
+        level, format, out: see `Options`.
+    """
+    from fedtailor.cli.advice import as_typed_text
+    from fedtailor.engine.storage.digests import finite
+    from fedtailor.lab.report.regression import regression_notes, regression_table
+
+    table = regression_table(fitted, target, level)
     notes = [*map(as_typed_text, notes), *regression_notes(fitted)]
-    if options.format == "text":
+    if format == "text":
         table.show()
         for note in notes:
             say(note)
-        return 0
-    if options.format == "csv":
+        return
+    if format == "csv":
         text = table.csv()
-    elif options.format == "latex":
+    elif format == "latex":
         text = replace(table, note=" ".join(notes)).latex()
     else:
-        content = fitted.as_dict(options.level) | {"notes": notes}
+        content = fitted.as_dict(level) | {"notes": notes}
         text = json.dumps(finite(content), allow_nan=False, indent=1) + "\n"
-    write_text(text, options.out)
-    if options.out is not None:
-        say(f"Written: {options.out}")
-    return 0
+    write_text(text, out)
+    if out is not None:
+        say(f"Written: {out}")

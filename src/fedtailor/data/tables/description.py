@@ -209,6 +209,11 @@ def without_few(
         return counts
     shown, middle = np.zeros_like(counts), len(counts) // 2
     left = int(counts[middle])
+    if counts.sum() < 2 * least - 1:
+        # Eight rows of which neither side has enough to be shown are four and four, if the
+        # middle bin is known to be empty.
+        shown[middle] = counts.sum()
+        return shown
     for side in (range(middle), range(len(counts) - 1, middle, -1)):
         held = 0
         for place in side:

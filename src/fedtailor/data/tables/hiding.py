@@ -380,14 +380,40 @@ def _without_far(values: pl.Series, least: int) -> pl.Series:
         others = rare[order[few:]]
         free = np.unique(numbers[others[rows[which[others]] < least - 1]]).tolist()
         if len(free) < few:
-            continue
+            free = _not_free(numbers, others, rows[which] >= least, few)
+        if not free:
+            return values.clear(len(values))
         changed = numbers.copy()
         for place in rare[far].tolist():
             cell = float(numbers[place])
             changed[place] = min(free, key=lambda number: abs(number - cell))
-            free.remove(changed[place])
+            if len(free) > 1:
+                free.remove(changed[place])
         return _with_numbers(values, changed)
     return values
+
+
+def _not_free(
+    numbers: NDArray[Any],
+    others: NDArray[np.int64],
+    is_shared: NDArray[np.bool_],
+    few: int,
+) -> list[float]:
+    """What far numbers become if each rare one has as many rows as it can, and stay rare.
+
+    Of many rare ones some may be shared, as sums of the others are rounded. Otherwise they
+    become shared ones; if there are none, the column has to be empty.
+
+    Args:
+        numbers: of the column.
+        others: the places of rare ones that are not far.
+        is_shared: of each place.
+        few: how many are far.
+    """
+    distinct = np.unique(numbers[others])
+    if len(distinct) < few + _RARE_NUMBERS:
+        distinct = np.unique(numbers[is_shared])
+    return distinct.tolist()
 
 
 def _with_numbers(values: pl.Series, numbers: NDArray[Any]) -> pl.Series:

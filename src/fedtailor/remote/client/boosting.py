@@ -2,16 +2,16 @@
 a sum behind masks.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtailor.aggregation.secure_sums import MIN_CLIENTS, FixedPoint
+from fedtailor.aggregation.secure_sums import FixedPoint
 from fedtailor.data.federation import Federation
 from fedtailor.engine.storage.personal_model import PersonalModel
-from fedtailor.remote.client.account import digest_of
+from fedtailor.remote.client.steps import StepsClient
 from fedtailor.remote.job.plan import Plan
 from fedtailor.remote.wire.boosting import (
     BOOST,
@@ -23,9 +23,7 @@ from fedtailor.remote.wire.boosting import (
     read_steps,
     to_vector,
 )
-from fedtailor.remote.wire.messages import Request
-from fedtailor.remote.wire.refusals import Refusal, refuse_unless, refusing
-from fedtailor.remote.wire.wire import common_digest
+from fedtailor.remote.wire.refusals import Refusal, refuse_unless
 from fedtailor.statistics.boosting import (
     BoostedModel,
     BoostingRequest,
@@ -37,9 +35,6 @@ from fedtailor.statistics.boosting import (
 from fedtailor.statistics.boosting.bins import BISECTIONS
 from fedtailor.statistics.boosting.federated import boosting_rows
 from fedtailor.statistics.boosting.tree import Move, most_at_once, most_splits
-
-CLIENTS = "clients"
-"""A key next to the steps: the number of clients in their sum."""
 
 _NEEDS = {
     "counts": ("start",),
@@ -61,40 +56,30 @@ MOST_COUNTS = BISECTIONS // HALVINGS
 """The most questions of a run for rows below thresholds."""
 
 
-class BoostingClient:
+class BoostingClient(StepsClient[BoostingRequest | Step]):
     """Takes the steps of boosting on a client's rows.
-
-    Nothing of a run outlives the process: a client that was started again has no part in
-    it any more.
 
     Args:
         plan: what this client agreed to, with boosting and sums behind masks.
         federation: a federation of this client only.
-
-    Attributes:
-        most_steps: the most steps of a run.
-        own: the client's own model, once it is made.
-        clients: over how many clients the sum of the last step is.
-        asked: digest of all steps of the run so far.
     """
 
     def __init__(self, plan: Plan, federation: Federation) -> None:
         assert plan.boosting is not None and plan.sums is not None
         self._boosting, self._federation = plan.boosting, federation
         self._like = plan.model
-        self._fixed_point = FixedPoint(plan.sums.range)
         self._inputs = int(np.prod(federation.input_shape, dtype=int))
         classes = federation.classes
         self._outputs = classes if classes is not None and classes > 2 else 1
-        self.most_steps = most_steps(plan.boosting.settings, self._outputs)
-        self._run, self._step, self._digest = "", -1, ""
-        self._vector: NDArray[np.float64] | None = None
-        self.clients = 0
+        super().__init__(
+            BOOST,
+            "boosting",
+            most_steps(plan.boosting.settings, self._outputs),
+            FixedPoint(plan.sums.range),
+        )
         self._begin()
 
     def _begin(self) -> None:
-        """Begin a run."""
-        self.asked = ""
         self._rows: BoostingRows = boosting_rows(self._federation, 0)
         self._done: set[str] = set()
         self._thresholds: list[NDArray[np.float64]] = []
@@ -104,64 +89,18 @@ class BoostingClient:
         self._leaves: set[int] = set()  # of the tree that grows; none before its root
         self._moves = 0  # of that tree
         self._measured = -1  # trees at the last loss
-        self.own: PersonalModel | None = None
 
-    def __call__(self, request: Request) -> NDArray[np.float64] | None:
-        """Take a step; one that was taken before is not taken again.
-
-        Returns:
-            The vector of its sum; None if it asks for none.
-
-        Raises:
-            Refused: the step is not well formed, or not the next one of its run.
-        """
-        digest = digest_of(request)
-        if digest == self._digest:
-            return self._vector
-        if request.round == 0 and request.run != self._run:
-            self._run, self._step = request.run, -1
-            self._begin()
-        refuse_unless(
-            request.run == self._run and request.round == self._step + 1,
-            Refusal.NO_STATE,
-            f"step {request.round + 1} of boosting is not the next one here: it was"
-            " started again in between, or another run has begun",
+    def _read(
+        self, plain: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]
+    ) -> list[BoostingRequest | Step]:
+        return read_steps(
+            plain, arrays, self._inputs, self._outputs, self._boosting.settings
         )
-        plain = dict(request.algorithm[BOOST])
-        clients = plain.pop(CLIENTS, None)
-        with refusing(Refusal.MALFORMED):
-            steps = read_steps(
-                plain,
-                request.arrays,
-                self._inputs,
-                self._outputs,
-                self._boosting.settings,
-            )
-        refuse_unless(
-            type(clients) is int and clients >= MIN_CLIENTS,
-            Refusal.UNSAFE_SUM,
-            f"boosting adds over {MIN_CLIENTS} clients or more, not {clients!r}",
-        )
-        assert isinstance(clients, int)
-        self.clients = clients
-        # The method says which pooled sums prepared the tables: of clients that were sent
-        # other ones the answer may be known.
-        self.asked = common_digest(request.algorithm, request.arrays, self.asked)
-        answers = []
-        # From here on the rows move: a step that fails is not taken for a second time.
-        self._step, self._digest, self._vector = request.round, digest, None
-        for step in steps:
-            answer = self._take(step)
-            if answer is not None:
-                answers.append(answer.reshape(-1))
-        if answers:
-            with refusing(Refusal.SUM_RANGE):
-                together = np.concatenate(answers)
-                self._vector = to_vector(together, clients, self._fixed_point)
-        return self._vector
+
+    def _to_vector(self, answer: NDArray[np.float64]) -> NDArray[np.float64]:
+        return to_vector(answer, self.clients, self._fixed_point)
 
     def _take(self, step: BoostingRequest | Step) -> NDArray[np.float64] | None:
-        """Take one step; returns the answer if it is summed."""
         why = self._out_of_order(step)
         refuse_unless(
             not why, Refusal.MALFORMED, f"a step of boosting ({step.kind}) {why}"

@@ -11,7 +11,8 @@ from fedtailor.remote.client.table_requests import JobHandler
 from fedtailor.remote.keys.kit import STATE, Kit
 from fedtailor.remote.wire.boosting import BOOST
 from fedtailor.remote.wire.messages import Reply, Request
-from fedtailor.remote.wire.request_kind import TABLE_TASKS, TASKS
+from fedtailor.remote.wire.regression import REGRESS
+from fedtailor.remote.wire.request_kind import TABLE_TASKS, TASKS, step_of
 from fedtailor.remote.wire.run_log import client_log
 from fedtailor.remote.wire.secure_sums import KEYS, STAGES
 from fedtailor.remote.wire.transport import Recorder, Responder
@@ -60,6 +61,19 @@ ROUND_TASKS = ("probe", "client", *STAGES)
 """Tasks that are part of a round; others come before the first, or after one."""
 
 
+_BEGINS = {
+    BOOST: (
+        "trees are boosted: adds, behind masks, rows and targets; then rows, gradients"
+        " and curvatures by bins of columns, and losses"
+    ),
+    REGRESS: (
+        "a regression is fitted: adds, behind masks, rows, and sums of columns and of"
+        " their products at the coefficients so far"
+    ),
+}
+"""What a client says when steps of a kind begin."""
+
+
 class Narrator:
     """Says what a client has answered (a `Recorder` for `Responder`).
 
@@ -85,8 +99,9 @@ class Narrator:
             return
         if request.task not in (*TABLE_TASKS, *TASKS):
             return
-        if BOOST in request.algorithm:
-            self._say_step(request)
+        step = step_of(request)
+        if step is not None:
+            self._say_step(step, request)
             return
         # What is asked after a round names the number of rounds done.
         number = request.round + (request.task in ROUND_TASKS)
@@ -96,13 +111,12 @@ class Narrator:
         if request.task == "personal":
             self._say_model("the training is over")
 
-    def _say_step(self, request: Request) -> None:
-        """Say what boosting sends when it begins, and that it is over."""
+    def _say_step(self, step: str, request: Request) -> None:
+        """Say what boosting or a regression sends when it begins, and that boosting is
+        over.
+        """
         if request.round == 0 and request.task == KEYS:
-            self._info(
-                "trees are boosted: adds, behind masks, rows and targets; then rows,"
-                " gradients and curvatures by bins of columns, and losses"
-            )
+            self._info(_BEGINS[step])
         if request.task == BOOST:
             self._say_model("the boosting is over")
 

@@ -139,6 +139,11 @@ class Policy:
             )
         if job.boosting is not None:
             yield from self._reasons_against_trees(job.boosting.settings.trees)
+        if job.regression is not None and not self.federated_statistics:
+            yield (
+                "a regression would be fitted from sums of columns and of their products"
+                " (federated_statistics is false)"
+            )
         if job.spec.privacy.evaluate:
             against = ["measurements is false"] * (not self.measurements)
             against += [
@@ -198,8 +203,8 @@ class Policy:
         # Rounds that the job does not have are refused by `RoundHandler`. A personal
         # model is made, and measured, after the last round, too.
         number = request.round + (request.task in TRAINING)
-        # Steps of boosting are many a tree; `check_job` compares the trees.
-        is_step = kind is RequestKind.BOOSTING
+        # Steps are many a tree; `check_job` compares the trees.
+        is_step = kind is RequestKind.STEP
         refuse_unless(
             self.rounds is None or number <= self.rounds or is_step,
             Refusal.SPENT,
@@ -400,6 +405,7 @@ def _without_noise(job: Job) -> Iterator[str]:
     sent = {
         "sums of columns": job.schema.federated,
         "sums to boost trees": job.boosting is not None,
+        "sums of a regression": job.regression is not None,
         "sums of losses": job.spec.privacy.evaluate,
         "an answer to a probe": has_probe(job),
     }

@@ -61,6 +61,12 @@ PROMISES = (
         lambda job: job.boosting is not None,
     ),
     Promise(
+        "sums over clients of columns and of their products, to fit a regression",
+        "federated_statistics = true, noise_only = false",
+        lambda policy: policy.federated_statistics and not policy.noise_only,
+        lambda job: job.regression is not None,
+    ),
+    Promise(
         "what tells how many of its rows each class has, by methods that need it",
         "federated_statistics = true",
         lambda policy: policy.federated_statistics,

@@ -50,13 +50,17 @@ from fedtailor.remote.client.account import (
     digest_of,
 )
 from fedtailor.remote.client.boosting import BoostingClient
+from fedtailor.remote.client.regression import RegressionClient
+from fedtailor.remote.client.steps import StepsClient
 from fedtailor.remote.client.store import ClientStore
 from fedtailor.remote.job.plan import Plan
+from fedtailor.remote.job.regression import ClientDesign
 from fedtailor.remote.keys.secret import secret_in, seed_from
 from fedtailor.remote.sums.client import SecureSumClient
 from fedtailor.remote.wire.boosting import BOOST
 from fedtailor.remote.wire.messages import Request
 from fedtailor.remote.wire.refusals import Refusal, Refused, refuse_unless, refusing
+from fedtailor.remote.wire.regression import REGRESS
 from fedtailor.remote.wire.request_kind import (
     METHOD_KEYS,
     MODE,
@@ -65,6 +69,7 @@ from fedtailor.remote.wire.request_kind import (
     TRAINING,
     RequestKind,
     kind_of,
+    step_of,
 )
 from fedtailor.remote.wire.secure_sums import KEYS, STAGES, SUM
 from fedtailor.remote.wire.vector_cache import INITIAL
@@ -79,6 +84,9 @@ PERSONAL = "personal"
 
 SUMS = "sums.json"
 """File with the weights of the secure sums in which this client has a part."""
+
+STEPS_SCOPE = "steps"
+"""The scope of sums of steps, which may all be combined: of boosting and of a regression."""
 
 SUMMED_ROWS = "summed-rows"
 """File with the digest of the rows that these sums are of."""
@@ -99,6 +107,7 @@ class RoundHandler:
             states, without limits.
         least_clients: the least number of clients in a sum.
         most_numbers: the most numbers that may leave in a run without masks and noise.
+        design: the client's rows of a regression; None without one.
     """
 
     def __init__(
@@ -109,6 +118,7 @@ class RoundHandler:
         account: ClientAccount | None = None,
         least_clients: int = MIN_CLIENTS,
         most_numbers: float = math.inf,
+        design: ClientDesign | None = None,
     ) -> None:
         require(
             len(federation) == 1,
@@ -131,9 +141,12 @@ class RoundHandler:
         # The state that `init_unseen` returned, and its (round, phase). It is needed
         # for the next requests only, and not written to disk.
         self._newcomer: tuple[tuple[int, int], Any] = ((-1, -1), None)
-        self._boosting: BoostingClient | None = None
+        # By the key under which their steps stand in a request.
+        self._steps: dict[str, StepsClient[Any]] = {}
         if plan.boosting is not None:
-            self._boosting = BoostingClient(plan, federation)
+            self._steps[BOOST] = BoostingClient(plan, federation)
+        if plan.regression is not None and design is not None:
+            self._steps[REGRESS] = RegressionClient(plan, design)
         # By phase, computed once.
         self._initial_states: dict[int, Any] = {}
         self._descriptions: dict[int, str] = {}
@@ -173,11 +186,11 @@ class RoundHandler:
                 "the job does not add updates behind masks",
             )
             assert self._sum_client is not None
-            if task == KEYS and kind is RequestKind.BOOSTING:
-                self._boost(request)
+            if task == KEYS and kind is RequestKind.STEP:
+                self._take_step(request)
             return self._sum_client(request)
         if task == BOOST:
-            self._boost(request)
+            self._take_step(request)
             return {}
         self._account.check(request)
         algorithm = self._plan.phase(phase)
@@ -248,35 +261,50 @@ class RoundHandler:
             asked=asked,
         )
 
-    def _boost(self, request: Request) -> None:
-        """Take a step of boosting, and hold the answer for its sum."""
-        assert self._boosting is not None and self._sum_client is not None
+    def _take_step(self, request: Request) -> None:
+        """Take a step outside rounds, and hold the answer for its sum."""
+        steps = self._steps_of(request)
+        assert self._sum_client is not None
         # The names of its sum differ if the step is asked for again.
         algorithm = {
             name: value for name, value in request.algorithm.items() if name != SUM
         }
-        step = replace(request, task=BOOST, algorithm=algorithm)
+        step = replace(request, task=steps.key, algorithm=algorithm)
         self._account.check(step)
-        vector = self._boosting(step)
+        vector = steps(step)
         self._account.record(step, without_noise=True)
         refuse_unless(
-            (vector is None) == (request.task == BOOST),
+            (vector is None) == (request.task not in STAGES),
             Refusal.MALFORMED,
-            "a step of boosting asks for a sum in its last message, or for none before",
+            f"a step of {steps.what} asks for a sum in its last message, or for none"
+            " before",
         )
         if vector is not None:
-            # The steps of boosting ask for the same rows again and again, so that the
-            # sums of all of them may be combined, whatever the job says of rounds.
-            clients = self._boosting.clients
+            # Steps ask for the same rows again and again, so that the sums of all of
+            # them may be combined, whatever the job says of rounds.
             self._hold(
                 request,
-                {BOOST: vector},
-                scope=BOOST,
-                equally=clients,
-                asked=self._boosting.asked,
+                {steps.key: vector},
+                scope=STEPS_SCOPE,
+                equally=steps.clients,
+                asked=steps.asked,
             )
-        elif self._boosting.own is not None:
-            self._write_personal(self._boosting.own)
+        elif steps.own is not None:
+            self._write_personal(steps.own)
+
+    def _steps_of(self, request: Request) -> "StepsClient[Any]":
+        """What takes the step that a request asks for.
+
+        Raises:
+            Refused: the job has none.
+        """
+        steps = self._steps.get(step_of(request) or "")
+        if steps is None:
+            raise Refused(
+                Refusal.NOT_IN_JOB,
+                "the job does not let clients boost trees, or fit a regression",
+            )
+        return steps
 
     def _check(self, request: Request, kind: RequestKind) -> int:
         """Check that the job allows a request.
@@ -332,17 +360,12 @@ class RoundHandler:
                 " state",
             )
             return phase
+        steps = self._steps_of(request)
         refuse_unless(
-            self._boosting is not None,
-            Refusal.NOT_IN_JOB,
-            "the job does not let clients boost trees",
-        )
-        assert self._boosting is not None
-        refuse_unless(
-            0 <= request.round < self._boosting.most_steps,
+            0 <= request.round < steps.most_steps,
             Refusal.ROUND,
-            f"step {request.round + 1} of boosting is asked for, and this job's trees"
-            f" take {self._boosting.most_steps} at most",
+            f"step {request.round + 1} of {steps.what} is asked for, and in this job it"
+            f" takes {steps.most_steps} at most",
         )
         return phase
 

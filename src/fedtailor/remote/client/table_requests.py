@@ -26,6 +26,7 @@ from fedtailor.remote.job.examples import (
 from fedtailor.remote.job.exposure import NUMBERS_PER_CELL, exposure_of
 from fedtailor.remote.job.job import Job
 from fedtailor.remote.job.plan import plan_of
+from fedtailor.remote.job.regression import client_design
 from fedtailor.remote.job.statistics import (
     MAX_INPUT,
     OWN_FILE,
@@ -156,23 +157,27 @@ class JobHandler:
     def _describe(self, request: Request) -> Mapping[str, np.ndarray]:
         """Answer a request to describe the client's table."""
         if self._describer is None:
-            schema, store = self._job.schema, self._store
-            with refusing(Refusal.TABLE):
-                table = self._table or read_table(self._data, schema)
-            refuse_unless(
-                self._has_same_examples(table),
-                Refusal.TABLE,
-                "the file has other rows than when this client was started",
-            )
+            store = self._store
             self._describer = Describer(
-                schema,
-                table,
+                self._job.schema,
+                self._read_again(),
                 self._examples.training_rows,
                 store.directory,
                 self._account or ClientAccount(store.client_directory),
                 self._log,
             )
         return self._describer(request)
+
+    def _read_again(self) -> ClientTable:
+        """The table before it became examples."""
+        with refusing(Refusal.TABLE):
+            table = self._table or read_table(self._data, self._job.schema)
+        refuse_unless(
+            self._has_same_examples(table),
+            Refusal.TABLE,
+            "the file has other rows than when this client was started",
+        )
+        return table
 
     def _has_same_examples(self, table: ClientTable) -> bool:
         """Whether a table is divided as the client's was when it was started."""
@@ -283,6 +288,10 @@ class JobHandler:
                 f" this job{probes}; {account.numbers_of(self._job.identity):,} have left"
                 " so far"
             )
+        design = None
+        if plan.regression is not None:
+            with refusing(Refusal.TABLE):
+                design = client_design(self._read_again(), plan.regression.model)
         self._rounds = RoundHandler(
             plan,
             federation,
@@ -290,4 +299,5 @@ class JobHandler:
             self._account,
             self._least_clients,
             most,
+            design,
         )

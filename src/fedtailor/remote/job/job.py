@@ -20,6 +20,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from fedtailor._base.choice import require
 from fedtailor._base.documentation import see
 from fedtailor._base.entry_points import named_in_file
+from fedtailor._base.printable import join_names
 from fedtailor.aggregation.uplink_tables import uplink_of_tables
 from fedtailor.algorithms.find import find_algorithm
 from fedtailor.data.federation.checks import MAX_SEED
@@ -50,6 +51,7 @@ from fedtailor.remote.job.installed_code import check_code
 from fedtailor.remote.wire.waits import check_wait
 from fedtailor.statistics.boosting import BoostingSettings
 from fedtailor.statistics.boosting.bins import MOST_BINS
+from fedtailor.statistics.regression import Errors, Model, check_settings
 
 NUMBER = "number"
 """The kind of a column of numbers; the other kind is a list of categories."""
@@ -130,6 +132,25 @@ class _Boosting(_Table):
     rate: Annotated[float, Field(gt=0)] = 0.1
     bins: Annotated[int, Field(ge=2, le=MOST_BINS)] = MOST_BINS
     own_trees: bool = True
+
+
+class _Regression(_Table):
+    model: Model
+    intercept: Literal["common", "fixed", "random"] = "common"
+    errors: Errors = "model"
+
+
+@dataclass(frozen=True)
+class RegressionSettings:
+    """A regression that a federation may fit, in addition to what it trains.
+
+    Attributes:
+        model, intercept, errors: see `fit_regression`.
+    """
+
+    model: Model
+    intercept: Literal["common", "fixed"] = "common"
+    errors: Errors = "model"
 
 
 @dataclass(frozen=True)
@@ -233,6 +254,7 @@ class Job:
         deadline: seconds that a round waits for answers.
         content: the file as plain values.
         boosting: trees that may be boosted; None = none.
+        regression: a regression that may be fitted; None = none.
         until_score: the training ends as soon as the mean validation score over clients
             reaches it; None = it does not.
     """
@@ -246,6 +268,7 @@ class Job:
     deadline: float
     content: Mapping[str, Any] = field(repr=False)
     boosting: Boosting | None = None
+    regression: RegressionSettings | None = None
     until_score: float | None = None
 
     @property
@@ -271,8 +294,9 @@ class Job:
         tables = ("data", "model", "method", "privacy")
         content: dict[str, Any] = {name: self.content.get(name) for name in tables}
         content["seed"] = self.spec.seed
-        if self.boosting is not None:
-            content["boosting"] = self.content["boosting"]
+        for name in ("boosting", "regression"):
+            if name in self.content:
+                content[name] = self.content[name]
         if self.spec.metrics:
             content["metrics"] = list(self.spec.metrics)
         content["order"] = list(self.schema.columns)  # as `sort_keys` sorts the columns
@@ -337,7 +361,7 @@ def _is_unspecified(host: str) -> bool:
 def _job(document: Document) -> Job:
     content = document.content
     needed = ("coordinator", "data", "model", "method", "training")
-    tables = ("title", *needed, "code", "privacy", "boosting")
+    tables = ("title", *needed, "code", "privacy", "boosting", "regression")
     for name in content:
         check_choice_at(name, tables, (name,), "table")
     for name in needed:
@@ -374,6 +398,7 @@ def _job(document: Document) -> Job:
         deadline=training.deadline,
         content=content,
         boosting=_boosting(content, schema, spec),
+        regression=_regression(content, schema, spec),
         until_score=training.until_score,
     )
 
@@ -429,6 +454,55 @@ def _boosting(
             most_bins=table.bins,
         )
     return Boosting(settings, table.own_trees)
+
+
+def _regression(
+    content: Mapping[str, Any], schema: Schema, spec: RunSpec
+) -> RegressionSettings | None:
+    """The regression that a job lets clients fit; None without [regression].
+
+    Raises:
+        ConfigError: a setting is not valid, or the job has no sums behind masks.
+    """
+    if "regression" not in content:
+        return None
+    table = _table(_Regression, content, "regression")
+    is_number = schema.task == "regression"
+    target, fits = {
+        "linear": ("a target that is a number", is_number),
+        "poisson": ("a target that is a number", is_number),
+        "logistic": ("a target of two classes", len(schema.classes or ()) == 2),
+        "cox": ("an event", schema.task == "survival"),
+    }[table.model]
+    unlisted = [
+        repr(name)
+        for name, kind in schema.kinds.items()
+        if kind == "category" and schema.columns[name] is None
+    ]
+    with _errors_at("regression"):
+        check_settings(table.model, table.intercept, table.errors)
+        require(
+            spec.privacy.sums is not None,
+            "products of columns show nearly the rows themselves, so a regression needs"
+            " sums behind masks: set secure_aggregation = true in [privacy], or leave out"
+            " [regression]",
+        )
+        require(
+            table.intercept != "random",
+            "random intercepts need the sums of each client by itself, which masks hide;"
+            ' choose intercept = "fixed", or errors = "CR1"',
+        )
+        require(
+            fits and schema.windowing is None,
+            f"model {table.model} needs {target} in [data], and no windows",
+        )
+        require(
+            not unlisted,
+            f"a regression needs the categories of {join_names(unlisted)}: list them in"
+            " [data.columns]",
+        )
+    assert table.intercept != "random"
+    return RegressionSettings(table.model, table.intercept, table.errors)
 
 
 def _spec(content: Mapping[str, Any], training: _Training) -> RunSpec:

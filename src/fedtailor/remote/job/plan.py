@@ -32,7 +32,7 @@ from fedtailor.protocol import (
 )
 from fedtailor.protocol.plain import to_plain
 from fedtailor.remote.job.examples import template_of
-from fedtailor.remote.job.job import Boosting, Job
+from fedtailor.remote.job.job import Boosting, Job, RegressionSettings
 from fedtailor.remote.job.statistics import Statistics
 
 
@@ -53,6 +53,7 @@ class Plan:
         measured: names of metrics that clients send in addition to the loss and the accuracy.
         rounds: number of rounds; a client answers no requests beyond them.
         boosting: trees that may be boosted; None = none.
+        regression: a regression that may be fitted; None = none.
     """
 
     experiment: str
@@ -67,6 +68,7 @@ class Plan:
     measured: tuple[str, ...] = ()
     rounds: int = MOST_ROUNDS
     boosting: Boosting | None = None
+    regression: RegressionSettings | None = None
 
     @property
     def requested_metrics(self) -> tuple[str, ...]:
@@ -186,6 +188,7 @@ def plan_of(job: Job, statistics: Statistics | None = None) -> Plan:
         measured=measured,
         rounds=job.spec.rounds,
         boosting=job.boosting,
+        regression=job.regression,
     )
 
 

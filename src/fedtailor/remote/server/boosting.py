@@ -1,9 +1,7 @@
 """Boosts trees over machines: the coordinator's side."""
 
-import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,22 +11,14 @@ from numpy.typing import NDArray
 from fedtailor._base.choice import require
 from fedtailor._base.files import private_folder, publish
 from fedtailor._base.printable import join_names
-from fedtailor.aggregation.secure_sums import MIN_CLIENTS, FixedPoint
-from fedtailor.aggregation.sum_shares import SumHistory
+from fedtailor.aggregation.secure_sums import MIN_CLIENTS
 from fedtailor.engine.storage import PersonalModel
 from fedtailor.engine.storage.export import export_models
-from fedtailor.remote.client.boosting import CLIENTS
 from fedtailor.remote.job.examples import template_of
 from fedtailor.remote.job.job import Job
-from fedtailor.remote.job.plan import plan_of
 from fedtailor.remote.job.statistics import Statistics
 from fedtailor.remote.keys.secret import run_identity
-from fedtailor.remote.sums.server import (
-    NamedArrays,
-    SecureSumServer,
-    SumStage,
-    send_stage,
-)
+from fedtailor.remote.server.steps import StepsServer
 from fedtailor.remote.wire.boosting import (
     BOOST,
     HALVINGS,
@@ -38,11 +28,7 @@ from fedtailor.remote.wire.boosting import (
     plain_end,
     plain_steps,
 )
-from fedtailor.remote.wire.messages import Request
-from fedtailor.remote.wire.run_log import COORDINATOR_LOG
-from fedtailor.remote.wire.secure_sums import KEYS, SUM
-from fedtailor.remote.wire.transport import TooFewClients, Transport, send_and_receive
-from fedtailor.remote.wire.wire import common_digest
+from fedtailor.remote.wire.transport import Transport
 from fedtailor.statistics.boosting import (
     BoostedModel,
     BoostingProgress,
@@ -123,16 +109,16 @@ def boost_clients(
     inputs = int(np.prod(template.input_shape, dtype=int))
     with private_folder(directory.parent, FOLDER) as folder:
         (folder / "run").mkdir()
-        machines = _Machines(
+        steps = StepsServer(
+            BOOST,
             job,
             transport,
             sorted(rows),
-            inputs,
-            template.classes,
             run_identity(folder / "run"),
             statistics,
             patience,
         )
+        machines = _Machines(steps, inputs, template.classes)
 
         def end_round(progress: BoostingProgress) -> None:
             save_progress(progress, under_way, origin)
@@ -148,7 +134,7 @@ def boost_clients(
             after_round=end_round,
         )
         machines.finish(len(model.trees))
-        network, (vector,) = as_vectors([model], machines.like)
+        network, (vector,) = as_vectors([model], steps.model)
         preprocessing = None
         if statistics is not None:
             # Rows to predict may have the target, which is not looked at.
@@ -216,33 +202,13 @@ def _progress(path: Path, origin: Mapping[str, Any]) -> BoostingProgress:
 
 
 class _Machines:
-    """Asks all clients for sums, and retries while one of them is away."""
+    """Asks all clients for the sums of boosting."""
 
-    def __init__(
-        self,
-        job: Job,
-        transport: Transport,
-        names: Collection[str],
-        inputs: int,
-        classes: int | None,
-        run: str,
-        statistics: Statistics | None,
-        patience: float,
-    ) -> None:
-        plan = plan_of(job, statistics)
-        assert plan.sums is not None
-        self.like = plan.model
-        self._job, self._transport, self._names = job, transport, tuple(names)
-        self._inputs, self._classes, self._run = inputs, classes, run
-        self._patience = patience
-        self._description = plan.describe(0)
-        self._sums = plan.sums
-        self._fixed_point = FixedPoint(plan.sums.range)
-        self._history = SumHistory("run")  # as clients keep sums of boosting
-        self._asked = ""  # digest of all steps of the run so far
+    def __init__(self, steps: StepsServer, inputs: int, classes: int | None) -> None:
+        self._steps, self._inputs, self._classes = steps, inputs, classes
         self._waiting: list[BoostingRequest] = []
         self._root: NDArray[np.float64] | None = None
-        self._step, self._exchange, self._width = 0, 0, 1
+        self._width = 1
 
     def ask(self, request: BoostingRequest) -> NDArray[np.float64]:
         """The sum of all clients' answers.
@@ -268,11 +234,11 @@ class _Machines:
         shapes = [
             expected_size(it, self._inputs, self._classes, self._width) for it in asked
         ]
-        step = {**plain, CLIENTS: len(self._names)}
-        asked_of_all = {**self._description, BOOST: step}
-        self._asked = common_digest(asked_of_all, arrays, self._asked)
-        found = self._until_all_answer(partial(self._sum, step, arrays, shapes))
-        self._step += 1
+        sizes = [int(np.prod(shape)) for shape in shapes]
+        mean = self._steps.sum(plain, arrays, sum(sizes) * LIMBS)
+        numbers = from_vector(mean, self._steps.fixed_point)
+        parts = np.split(numbers, np.cumsum(sizes)[:-1])
+        found = [it.reshape(shape) for it, shape in zip(parts, shapes, strict=True)]
         if len(found) > 1:
             self._root = found[1]
         return found[0]
@@ -281,87 +247,4 @@ class _Machines:
         """Have all clients keep this number of rounds, and make their own models."""
         plain, arrays = plain_steps(self._waiting)
         plain["steps"] += plain_end(rounds)["steps"]
-        self._until_all_answer(partial(self._end, plain, arrays))
-
-    def _until_all_answer(self, act: Callable[[], Any]) -> Any:
-        """Try until `patience` is over: the same step has the same answers."""
-        until = time.monotonic() + self._patience
-        while True:
-            try:
-                return act()
-            except TooFewClients as error:
-                if time.monotonic() >= until:
-                    raise
-                COORDINATOR_LOG.warning(
-                    f"step {self._step + 1}: {error}; it is retried"
-                )
-
-    def _end(self, plain: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
-        """Have all clients take the last step."""
-        step = {**plain, CLIENTS: len(self._names)}
-        requests = {
-            name: self._request(BOOST, name, {BOOST: step}, arrays)
-            for name in self._names
-        }
-        send_and_receive(self._transport, requests, {}, minimum=len(requests))
-
-    def _sum(
-        self,
-        step: dict[str, Any],
-        arrays: Mapping[str, np.ndarray],
-        shapes: Sequence[tuple[int, ...]],
-    ) -> list[NDArray[np.float64]]:
-        """Have all clients take a step, and add up their answers behind masks."""
-        count = len(self._names)
-        sizes = [int(np.prod(shape)) for shape in shapes]
-        server = SecureSumServer(
-            partial(self._run_stage, step, arrays),
-            self._names,
-            sum(sizes) * LIMBS,
-            self._sums,
-            minimum=count,
-            history=self._history,
-            round=self._step,
-            asked=self._asked,
-            vector=(BOOST, None),
-        )
-        sums, _ = server.run(np.full((1, count), 1 / count))
-        if len(server.remaining) < count:
-            raise TooFewClients("a client was lost while a sum was unmasked")
-        numbers = from_vector(sums[0], self._fixed_point)
-        parts = np.split(numbers, np.cumsum(sizes)[:-1])
-        return [it.reshape(shape) for it, shape in zip(parts, shapes, strict=True)]
-
-    def _run_stage(
-        self, step: dict[str, Any], given: Mapping[str, np.ndarray], stage: SumStage
-    ) -> dict[str, NamedArrays]:
-        """Send the requests of one stage of a sum; the step is in the first one."""
-        is_first = stage.task == KEYS
-
-        def request_of(name: str, arrays: NamedArrays) -> Request:
-            vector_id = {"kind": BOOST, **stage.settings_for(name)}
-            more = {BOOST: step if is_first else True, SUM: vector_id}
-            arrays = {**arrays, **given} if is_first else arrays
-            return self._request(stage.task, name, more, arrays)
-
-        return send_stage(self._transport, stage, request_of)
-
-    def _request(
-        self,
-        task: str,
-        name: str,
-        more: Mapping[str, Any],
-        arrays: Mapping[str, np.ndarray],
-    ) -> Request:
-        self._exchange += 1
-        return Request(
-            self._job.identity,
-            self._step,
-            self._exchange,
-            task,
-            name,
-            deadline=time.time() + self._job.deadline,
-            run=self._run,
-            algorithm={**self._description, **more},
-            arrays=arrays,
-        )
+        self._steps.end(plain, arrays)

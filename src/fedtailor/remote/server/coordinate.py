@@ -37,6 +37,9 @@ from fedtailor.remote.server.rounds import COMPILE_S, PATIENCE_S, RemoteTraining
 from fedtailor.remote.wire.run_log import COORDINATOR_LOG
 from fedtailor.remote.wire.transport import PendingExchange, Transport
 
+SUMS = "sums.json"
+"""File of a run with the weights of the secure sums that its clients remember, too."""
+
 FindArrivals = Callable[
     [Collection[str], PendingExchange], Mapping[str, NDArray[np.int64]]
 ]
@@ -152,6 +155,7 @@ def coordinate(
             run=run_identity(directory),
             use_caches=use_caches,
             stop=stop,
+            history=directory / SUMS,
         )
 
         def create(spec: RunSpec, executor: RemoteExecutor) -> RemoteTraining:

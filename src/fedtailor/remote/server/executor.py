@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -149,6 +150,7 @@ class RemoteExecutor:
         use_caches: bool = True,
         run: str = "",
         stop: threading.Event | None = None,
+        history: Path | None = None,
     ) -> None:
         """Make an executor; no client is asked yet.
 
@@ -164,6 +166,7 @@ class RemoteExecutor:
             use_caches: whether vectors that a client has cached are not sent again.
             run: identity of the run (`run_identity`).
             stop: ends the wait for late clients; None = nothing does.
+            history: file of the sums that clients remember; None = it is not kept.
 
         Raises:
             ValueError: the job uses secure aggregation, and the method's server needs
@@ -190,7 +193,7 @@ class RemoteExecutor:
         if plan.sums is not None:
             plan.sums.check(plan.algorithm, plan.uplink)
             plan.sums.check_client_count(plan.algorithm, len(seen), len(seen))
-            self._sum_history = SumHistory(plan.sums.scope)
+            self._sum_history = SumHistory(plan.sums.scope, history)
         self._asked = ""  # digest of what all clients were asked last
         # The round whose state is valid, for each seen client (-1: none): now, in the
         # snapshot that is being written, and in the last snapshot on disk.

@@ -228,9 +228,14 @@ class SecureSumServer:
         is_safe = np.array([index not in unsafe for index in range(len(weights))])
         scaled = normalized(weights[is_safe], surviving)
         unsafe_span = self._unsafe_combination(scaled)
-        if unsafe_span and not surviving.all():
+        # Those that were in the last sum, which may not even have been opened.
+        before = self._history.members(self._round) or frozenset[str]()
+        absent = sorted(before.difference(self._names))
+        if unsafe_span and (absent or not surviving.all()):
             raise TooFewClients(
-                f"{unsafe_span}, as others are lost; the round does not count"
+                f"{unsafe_span}, as others are lost"
+                + (f" ({join_names(absent)})" if absent else "")
+                + "; the round does not count"
             )
         require(
             not unsafe_span,

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from fedtailor.remote.wire.boosting import BOOST
 from fedtailor.remote.wire.messages import Request
 from fedtailor.remote.wire.refusals import Refusal, Refused, refuse_unless
+from fedtailor.remote.wire.regression import REGRESS
 from fedtailor.remote.wire.secure_sums import (
     CONFIRM,
     KEYS,
@@ -53,7 +54,13 @@ answers a probe then.
 """
 
 TASKS = ("probe", "client", *SERVING, BOOST, *STAGES)
-"""Tasks of rounds and of boosting."""
+"""Tasks of rounds, of boosting and of a regression."""
+
+STEPS = (BOOST, REGRESS)
+"""Keys in a request's description of the method under which steps outside rounds stand."""
+
+CLIENTS = "clients"
+"""A key of a step: the number of clients in its sum."""
 
 MODE = "mode"
 """Key in a request's description of the method: `Downlink.mode`, if it has one."""
@@ -76,7 +83,7 @@ _TABLE_ARRAYS = {
     AGREED: {STATISTICS},
 }
 _STAGE_ARRAYS = {
-    KEYS: set(),  # those of a step of boosting are read by `boosting_wire`
+    KEYS: set(),  # those of a step are read by `StepsClient`
     SHARES: {"masking", "sealing"},
     VECTORS: {"shares", "there", "weights"},
     CONFIRM: {"arrived"},
@@ -89,7 +96,7 @@ class RequestKind(Enum):
 
     TABLE = "table"
     ROUND = "round"
-    BOOSTING = "boosting"
+    STEP = "step"
 
 
 class SumSettings(BaseModel):
@@ -136,7 +143,7 @@ def kind_of(request: Request) -> RequestKind:
         return RequestKind.TABLE
     allowed = set(METHOD_KEYS)
     if task in STAGES:
-        allowed |= {SUM, BOOST}
+        allowed |= {SUM, *STEPS}
     elif task == BOOST:
         allowed |= {BOOST}
     else:
@@ -148,23 +155,35 @@ def kind_of(request: Request) -> RequestKind:
     if task not in (*STAGES, BOOST):
         return RequestKind.ROUND
     _check_bare(request)
+    step = step_of(request)
     if task in STAGES:
         sum_kind = sum_settings(request).kind
-        if task != KEYS or BOOST not in settings:
+        if task != KEYS or step is None:
             _refuse_arrays(request, _STAGE_ARRAYS[task])
         _refuse(
-            (sum_kind == BOOST) != (BOOST in settings),
+            (sum_kind if sum_kind in STEPS else None) != step,
             f"a sum of {sum_kind!r} is asked for as one of something else",
         )
-        if BOOST not in settings:
+        if step is None:
             return RequestKind.ROUND
-    is_step = isinstance(settings.get(BOOST), dict)
+    content = None if step is None else settings[step]
     is_later = task in STAGES and task != KEYS
     _refuse(
-        settings.get(BOOST) is not True if is_later else not is_step,
-        "a step of boosting stands in the first message of its sum and in no other",
+        content is not True if is_later else not isinstance(content, dict),
+        "a step stands in the first message of its sum and in no other",
     )
-    return RequestKind.BOOSTING
+    return RequestKind.STEP
+
+
+def step_of(request: Request) -> str | None:
+    """The one of `STEPS` to which a request belongs; None if it belongs to a round.
+
+    Raises:
+        Refused: it belongs to several.
+    """
+    found = [key for key in STEPS if key in request.algorithm]
+    _refuse(len(found) > 1, "it belongs to steps of two kinds")
+    return found[0] if found else None
 
 
 def sum_settings(request: Request) -> SumSettings:

@@ -4,28 +4,36 @@ from fedtailor._base.memory import total_memory
 from fedtailor.remote.wire.refusals import Refusal, refuse_unless
 
 MAX_SHARE = 0.25
-"""Largest share of this machine's memory that one array may take.
+"""Largest share of this machine's memory that the arrays of a request may take.
 
 There are up to three copies of an array while a request is answered.
 """
 
+CACHED_SHARE = 0.125
+"""Largest share of the memory that vectors take which may be named again."""
+
+
+def most_cached() -> float:
+    """The most bytes of vectors that are kept to be named again."""
+    return CACHED_SHARE * total_memory()
+
 
 def check_size(size: int) -> None:
-    """Check that an array fits this machine, before it is made.
+    """Check that the arrays of a request fit this machine, before they are made.
 
     A few bytes of a request can ask for any number: by the shape of an empty array, or
     by naming one vector many times.
 
     Args:
-        size: bytes of the array.
+        size: bytes of all arrays.
 
     Raises:
-        Refused: it takes more than `MAX_SHARE` of the memory.
+        Refused: they take more than `MAX_SHARE` of the memory.
     """
     most = MAX_SHARE * total_memory()
     refuse_unless(
         size <= most,
         Refusal.MALFORMED,
-        f"a request asks for an array of {size / 1e9:,.1f} GB; this machine takes up to"
+        f"a request asks for arrays of {size / 1e9:,.1f} GB; this machine takes up to"
         f" {most / 1e9:,.1f} GB",
     )

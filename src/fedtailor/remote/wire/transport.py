@@ -511,8 +511,11 @@ class Responder:
         if self._last is not None:
             last_request, last_arrays = self._last
             if _is_repeated(request, last_request):
+                self._cache.remember(request)
                 return last_arrays
         arrays = self._handler(request)
+        # A message that is refused leaves nothing here.
+        self._cache.remember(request)
         self._last = (request, arrays)
         return arrays
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from fedtailor.remote.wire.messages import Request
 from fedtailor.remote.wire.refusals import Refusal, refuse_unless
-from fedtailor.remote.wire.request_size import check_size
+from fedtailor.remote.wire.request_size import check_size, most_cached
 
 DIGEST_BYTES = 16
 KNOWN = "known/"
@@ -98,11 +98,11 @@ class VectorCache:
 
     def __init__(self, common: Callable[[], Iterable[np.ndarray]] = tuple) -> None:
         self._compute_common, self._common = common, None
-        # By name of the array, and by digest.
+        # By name of the array, and by digest; what was received last is the last one.
         self._received: dict[str, dict[bytes, np.ndarray]] = {}
 
     def fill_in(self, request: Request) -> Request:
-        """Replace the digests of a request by the vectors, and cache its vectors.
+        """Replace the digests of a request by the vectors.
 
         Raises:
             CacheMiss: the cache lacks a vector.
@@ -137,24 +137,51 @@ class VectorCache:
         for name in names:
             rows = arrays[name] if name in known else _as_rows(name, arrays[name])
             new |= {vector_digest(row): row for row in rows}
-        filled = {}
+        size = 0
         for name in names:
+            rows = _as_rows(name, arrays[name])
             if name in known:
-                filled[name] = self._fill_in_rows(arrays[name], known[name], new)
-            else:
-                filled[name] = _as_rows(name, arrays[name])
-        # Update the cache last: digests refer to its content before this request.
-        for name, rows in filled.items():
-            self._received[name] = {vector_digest(row): row for row in rows}
+                found = self._rows_of(arrays[name], known[name], new)
+                # All arrays together, as a few bytes name any number of vectors.
+                size += sum(row.nbytes for row in found)
+                check_size(size)
+                rows = np.stack(found)
             arrays[name] = rows[0] if name == INITIAL else rows
         return replace(request, arrays=arrays)
 
-    def _fill_in_rows(
+    def remember(self, request: Request) -> None:
+        """Cache the vectors of a request that was answered.
+
+        Names that were received longest ago are forgotten if all vectors are too many,
+        so that no messages can fill the memory.
+
+        Args:
+            request: as `fill_in` returned it.
+        """
+        for name, array in request.arrays.items():
+            if name != INITIAL and not name.startswith(STREAM):
+                continue
+            rows = {vector_digest(row): row for row in _as_rows(name, array)}
+            if len(rows) < len(_as_rows(name, array)):
+                # A row is a view, which would keep all of the array.
+                rows = {digest: row.copy() for digest, row in rows.items()}
+            self._received.pop(name, None)
+            self._received[name] = rows
+        while self._size > most_cached() and len(self._received) > 1:
+            del self._received[next(iter(self._received))]
+
+    @property
+    def _size(self) -> int:
+        """Bytes of the vectors that were received."""
+        kept = self._received.values()
+        return sum(row.nbytes for rows in kept for row in rows.values())
+
+    def _rows_of(
         self,
         new: np.ndarray,
         digests: np.ndarray,
         in_request: Mapping[bytes, np.ndarray],
-    ) -> np.ndarray:
+    ) -> list[np.ndarray]:
         """All rows of an array.
 
         Args:
@@ -162,7 +189,7 @@ class VectorCache:
             digests: [n, 16] for each row its digest, or `_NEW` for the next of `new`.
             in_request: all rows that the request holds, by digest.
         """
-        remaining, rows = iter(new), []
+        remaining, rows = iter(new), list[np.ndarray]()
         for row_digest in map(bytes, digests):
             if row_digest != _NEW:
                 rows.append(self._look_up(row_digest, in_request))
@@ -173,14 +200,14 @@ class VectorCache:
                 Refusal.MALFORMED,
                 "a request names more new vectors than it holds",
             )
+            assert row is not None
             rows.append(row)
         refuse_unless(
             next(remaining, None) is None,
             Refusal.MALFORMED,
             "a request holds more new vectors than it names",
         )
-        check_size(sum(row.nbytes for row in rows))
-        return np.stack(rows)
+        return rows
 
     def _look_up(
         self, row_digest: bytes, in_request: Mapping[bytes, np.ndarray]

@@ -171,6 +171,7 @@ def read_downlink(arrays: Mapping[str, np.ndarray], mode: str = "") -> Downlink:
         Refused: the arrays do not describe a downlink.
     """
     streams, scalars = {}, {}
+    size = 0  # bytes of all padded streams
     for name, array in arrays.items():
         part, _, kind = name.partition("/")
         if part == "scalar":
@@ -205,7 +206,8 @@ def read_downlink(arrays: Mapping[str, np.ndarray], mode: str = "") -> Downlink:
                 Refusal.MALFORMED,
                 f"the places of the streams {kind!r} do not fit them",
             )
-            check_size(len(index) * math.prod(array.shape[1:]) * array.itemsize)
+            size += len(index) * math.prod(array.shape[1:]) * array.itemsize
+            check_size(size)
             padded = np.zeros((len(index), *array.shape[1:]), array.dtype)
             padded[: len(array)] = array
             streams[kind] = Streams(jnp.asarray(padded), index[None])

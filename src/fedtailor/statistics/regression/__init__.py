@@ -4,12 +4,23 @@ from fedtailor.statistics.regression.fit import (
     ERRORS,
     INTERCEPTS,
     MODELS,
+    MOST_QUESTIONS,
     Errors,
+    Fitted,
     Intercept,
     Model,
+    check_settings,
+    check_targets,
+    fit_from_sums,
     fit_regression,
 )
 from fedtailor.statistics.regression.result import Regression
+from fedtailor.statistics.regression.rows import (
+    Kind,
+    RegressionRequest,
+    RegressionRows,
+    answer_size,
+)
 from fedtailor.statistics.regression.sums import ClientRows
 from fedtailor.statistics.regression.table import fit_table
 
@@ -17,11 +28,20 @@ __all__ = [
     "ERRORS",
     "INTERCEPTS",
     "MODELS",
+    "MOST_QUESTIONS",
     "ClientRows",
     "Errors",
+    "Fitted",
     "Intercept",
+    "Kind",
     "Model",
     "Regression",
+    "RegressionRequest",
+    "RegressionRows",
+    "answer_size",
+    "check_settings",
+    "check_targets",
+    "fit_from_sums",
     "fit_regression",
     "fit_table",
 ]

@@ -1,7 +1,8 @@
 """Fit a regression by Newton's method; each step needs sums over clients only.
 
-Inputs are centred and divided by their standard deviations (sums, too) while steps are
-taken, so that neither units nor large means cost digits; results are in the user's units.
+Inputs are centred and divided by their mean absolute deviations (sums, too) while steps
+are taken, so that neither units nor large means cost digits; results are in the user's
+units.
 """
 
 from collections.abc import Sequence
@@ -11,19 +12,22 @@ from typing import Literal, get_args
 import numpy as np
 from jaxtyping import Float
 from scipy.linalg import eigh
-from scipy.special import gammaln, logit
+from scipy.special import logit
 
 from fedtailor._base.choice import check_choice, require
 from fedtailor._base.printable import join_names
 from fedtailor.statistics.mixed import ClientMoments, fit_mixed_model
 from fedtailor.statistics.regression.result import Regression
-from fedtailor.statistics.regression.sums import (
-    MODELS,
-    ClientRows,
-    Model,
-    Sums,
-    sums_of,
+from fedtailor.statistics.regression.rows import (
+    Ask,
+    RegressionRequest,
+    RegressionRows,
+    Totals,
+    TotalSums,
+    from_upper,
+    sum_over,
 )
+from fedtailor.statistics.regression.sums import MODELS, ClientRows, Model, Sums
 
 Intercept = Literal["common", "fixed", "random"]
 """One intercept; one for each client; or one for each client from a normal distribution."""
@@ -41,6 +45,26 @@ _COLLINEAR = 1e-11
 """The share of its variance that an input must have in addition to those before it."""
 _SEPARATED = 1e-8
 """The share of its information at the start which a coefficient that runs away loses."""
+_SHORTEST = 1e-9
+"""The least part of a step of Newton's method that is tried."""
+
+MOST_QUESTIONS = 120
+"""Sums that a fit asks for at most; four to eight are usual."""
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A regression from sums over clients.
+
+    Attributes:
+        regression: the regression.
+        totals: what all clients said at the start.
+        compared: the level of each category with which the others are compared.
+    """
+
+    regression: Regression
+    totals: Totals
+    compared: tuple[int, ...] = ()
 
 
 def fit_regression(
@@ -50,6 +74,7 @@ def fit_regression(
     *,
     intercept: Intercept = "common",
     errors: Errors = "model",
+    on_grid: bool = False,
 ) -> Regression:
     """Fit a regression to the rows of all clients, by maximum likelihood.
 
@@ -60,10 +85,63 @@ def fit_regression(
             client's own (stratified).
         intercept: of the others: which clients share.
         errors: what standard errors assume.
+        on_grid: whether sums are those of machines, whose answers are rounded to whole
+            multiples of 2^-60 and then added exactly.
 
     Raises:
         ValueError: inputs follow from each other, separate the outcomes, or Newton's
             method does not converge.
+    """
+    check_settings(model, intercept, errors)
+    for rows in clients:
+        check_targets(rows.y, model)
+    intercept = "fixed" if model == "cox" else intercept
+    parts = [
+        RegressionRows(rows, model, own_intercept=intercept == "fixed")
+        for rows in clients
+    ]
+    begun = _begin(
+        sum_over(parts, on_grid=on_grid), names, model, intercept, errors, ()
+    )
+    left_out = tuple(number for number, part in enumerate(parts) if part.says_nothing)
+    if intercept == "random":
+        kept = [part.rows for part in parts if part.is_kept]
+        return _with_random_intercepts(kept, begun)
+    return replace(_finish(begun), left_out=left_out)
+
+
+def fit_from_sums(
+    ask: Ask,
+    names: Sequence[str],
+    model: Model,
+    *,
+    levels: Sequence[Sequence[int]] = (),
+    intercept: Literal["common", "fixed"] = "common",
+    errors: Errors = "model",
+) -> Fitted:
+    """Fit a regression of which only sums over clients are known.
+
+    Args:
+        ask: asks all clients, each of which has `RegressionRows`.
+        names: of the inputs [p].
+        model, intercept, errors: see `fit_regression`.
+        levels: inputs that are 1 for a level of one category and 0 for the others, by
+            category. The most frequent level, the first of several, is not used as an
+            input, and neither are levels that no row has.
+
+    Raises:
+        ValueError: see `fit_regression`.
+    """
+    intercept = "fixed" if model == "cox" else intercept
+    begun = _begin(ask, names, model, intercept, errors, levels)
+    return Fitted(_finish(begun), begun.totals, begun.compared)
+
+
+def check_settings(model: str, intercept: str, errors: str) -> None:
+    """Check which regression is asked for.
+
+    Raises:
+        ValueError: there is no such one.
     """
     check_choice(model, MODELS, "model")
     check_choice(intercept, INTERCEPTS, "intercept")
@@ -73,81 +151,172 @@ def fit_regression(
         "random intercepts are for the linear model with errors of the model; choose"
         " intercept fixed, or errors CR1, for another",
     )
-    _check_targets(clients, model)
-    intercept = "fixed" if model == "cox" else intercept
-    left_out = tuple(
-        number
-        for number, rows in enumerate(clients)
-        if intercept == "fixed" and _says_nothing(rows, model)
-    )
-    kept = [
-        rows
-        for number, rows in enumerate(clients)
-        if len(rows.y) and number not in left_out
-    ]
-    require(bool(kept), "no client has rows that say anything about the coefficients")
+
+
+def check_targets(y: Float[np.ndarray, " n"], model: Model) -> None:
+    """Check that the model is for these targets.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if model == "logistic":
+        require(bool(np.isin(y, [0, 1]).all()), _TWO_CLASSES)
+    elif model == "poisson":
+        wrong = y[(y < 0) | (y != np.round(y))]
+        example = "" if not len(wrong) else f", not {wrong[0]:g}"
+        require(
+            not len(wrong),
+            f"the target of a Poisson regression is a count, 0, 1, 2, ...{example}",
+        )
+
+
+_TWO_CLASSES = "the target of a logistic regression is 0 or 1, and both occur"
+
+
+def _check_totals(totals: Totals, model: Model, errors: Errors) -> None:
+    """Check that the rows of all clients together say something."""
+    require(totals.all_rows > 0, "there are no rows")
+    if model == "logistic":
+        require(0 < totals.all_y < totals.all_rows, _TWO_CLASSES)
+    elif model == "poisson":
+        require(totals.all_y > 0, "every count is 0; there is nothing to explain")
+    elif model == "cox":
+        require(totals.all_events > 0, "no event was seen; there is nothing to explain")
     require(
-        errors == "model" or len(kept) > 1,
+        totals.clients > 0,
+        "no client has rows that say anything about the coefficients",
+    )
+    require(
+        errors == "model" or totals.clients > 1,
         "standard errors that are robust to dependence within clients need two clients",
     )
-    units = _Units.of(kept, names, model)
-    problem = _Problem([units.of_client(rows) for rows in kept], model, intercept)
-    start, own = problem.start()
-    at_start = problem.total(problem.answers(start, own))
-    total_rows = sum(len(rows.y) for rows in kept)
-    parameters = len(names) + {"common": 1, "random": 1, "fixed": len(kept)}[intercept]
-    parameters = len(names) if model == "cox" else parameters
+
+
+@dataclass(frozen=True)
+class _Begun:
+    """A regression before the first step.
+
+    Attributes:
+        ask: asks all clients.
+        names: of the inputs that are used.
+        units: in which steps are taken.
+        shared: coefficients without inputs.
+        at_start: the clients' sums there.
+        found: the regression, without numbers.
+        parameters: how many numbers are estimated, with own intercepts.
+        totals, compared: see `Fitted`.
+    """
+
+    ask: Ask
+    names: tuple[str, ...]
+    units: "_Units"
+    shared: Float[np.ndarray, " q"]
+    at_start: TotalSums
+    found: Regression
+    parameters: int
+    totals: Totals
+    compared: tuple[int, ...]
+
+
+def _begin(
+    ask: Ask,
+    names: Sequence[str],
+    model: Model,
+    intercept: Intercept,
+    errors: Errors,
+    levels: Sequence[Sequence[int]],
+) -> _Begun:
+    """Choose inputs and units, and ask for the sums without inputs."""
+    totals = Totals.of(ask(RegressionRequest("start")))
+    _check_totals(totals, model, errors)
+    inputs, compared = _chosen_inputs(len(names), levels, totals)
+    used = tuple(names[number] for number in inputs)
+    rows, clients = round(totals.rows), round(totals.clients)
+    units = _Units.of(ask, totals, names, inputs, model)
+    parameters = len(used)
+    if model != "cox":
+        parameters += clients if intercept == "fixed" else 1
     require(
-        model != "linear" or total_rows > parameters,
-        f"{total_rows:,} rows do not determine {parameters:,} coefficients; leave out"
-        " inputs",
+        model != "linear" or rows > parameters,
+        f"{rows:,} rows do not determine {parameters:,} coefficients; leave out inputs",
     )
-    _require_independent(problem, at_start, names)
+    shared = np.zeros(len(used))
+    if intercept != "fixed":
+        link = {"linear": lambda mean: 0.0, "logistic": logit, "poisson": np.log}[model]
+        shared = np.append(link(totals.y / totals.rows), shared)
+    begin = RegressionRequest("begin", arrays=units.arrays(inputs, shared))
+    at_start = TotalSums.of(ask(begin), len(shared))
+    require(
+        at_start.is_finite, "the inputs are too far apart; leave out rows or inputs"
+    )
+    _require_independent(at_start.sums, used, has_intercept=intercept != "fixed")
     found = Regression(
         model,
         intercept,
         errors,
-        (*(() if intercept == "fixed" else ("intercept",)), *names),
+        (*(() if intercept == "fixed" else ("intercept",)), *used),
         np.empty(0),
         np.empty((0, 0)),
         np.inf,
         0.0,
-        total_rows,
-        len(kept),
+        rows,
+        clients,
         0,
-        left_out=left_out,
     )
-    if intercept == "random":
-        return _with_random_intercepts(problem.clients, units, found)
-    coefficients, answers, steps = _newton(problem, start, own, names, at_start)
-    total = problem.total(answers)
+    return _Begun(
+        ask, used, units, shared, at_start, found, parameters, totals, compared
+    )
+
+
+def _chosen_inputs(
+    count: int, levels: Sequence[Sequence[int]], totals: Totals
+) -> tuple[list[int], tuple[int, ...]]:
+    """The inputs that are used, and the levels with which the others are compared."""
+    without, compared = set[int](), []
+    for group in levels:
+        there = [number for number in group if totals.all_x[number] > 0]
+        most = max(there, key=lambda number: totals.all_x[number], default=group[0])
+        compared.append(most)
+        # A single level stays, and is named as an input that does not vary.
+        without |= set(group) - set(there)
+        without |= {most} if len(there) > 1 else set()
+    return [number for number in range(count) if number not in without], tuple(compared)
+
+
+def _finish(begun: _Begun) -> Regression:
+    """Take the steps, and compute the errors."""
+    model, totals, units = begun.found.model, begun.totals, begun.units
+    coefficients, total, steps = _newton(begun)
     inverse = np.linalg.inv(total.information)
     freedom, sigma2, covariance = np.inf, None, inverse
     log_likelihood, events = total.log_likelihood, None
+    rows, clients, parameters = begun.found.rows, begun.found.clients, begun.parameters
     if model == "linear":
         squares = -2 * total.log_likelihood
         require(
-            squares > 1e-20 * total_rows,
+            squares > 1e-20 * rows,
             "the target follows exactly from the inputs; there are no errors to estimate",
         )
-        freedom = float(total_rows - parameters)
+        freedom = float(rows - parameters)
         covariance = inverse * squares / freedom
         sigma2 = squares / freedom * units.y_scale**2
-        variance = squares / total_rows * units.y_scale**2
-        log_likelihood = -total_rows / 2 * (np.log(2 * np.pi * variance) + 1)
+        variance = squares / rows * units.y_scale**2
+        log_likelihood = -rows / 2 * (np.log(2 * np.pi * variance) + 1)
     elif model == "poisson":
-        log_likelihood -= sum(float(gammaln(rows.y + 1).sum()) for rows in kept)
+        log_likelihood -= totals.gammas
     elif model == "cox":
-        events = int(sum(rows.seen.sum() for rows in kept if rows.seen is not None))
-    if errors != "model":
-        covariance = _cluster_robust(problem, answers, inverse)
-        freedom = len(kept) - 1.0
-        if errors == "CR1":
-            covariance *= len(kept) / freedom
+        events = round(totals.events)
+    if begun.found.errors != "model":
+        # The sandwich of clients' scores (Liang and Zeger 1986).
+        products = begun.ask(RegressionRequest("clusters"))
+        covariance = inverse @ from_upper(products, len(inverse)) @ inverse
+        freedom = clients - 1.0
+        if begun.found.errors == "CR1":
+            covariance *= clients / freedom
             if model != "cox":
-                covariance *= (total_rows - 1) / (total_rows - parameters)
+                covariance *= (rows - 1) / (rows - parameters)
     return replace(
-        units.undo(found, coefficients, covariance),
+        units.undo(begun.found, coefficients, covariance),
         freedom=freedom,
         log_likelihood=float(log_likelihood),
         sigma2=sigma2,
@@ -156,40 +325,9 @@ def fit_regression(
     )
 
 
-def _check_targets(clients: Sequence[ClientRows], model: Model) -> None:
-    """Refuse targets that the model is not for."""
-    y = np.concatenate([client.y for client in clients])
-    require(bool(len(y)), "there are no rows")
-    if model == "logistic":
-        require(
-            bool(np.isin(y, [0, 1]).all()) and len(np.unique(y)) == 2,
-            "the target of a logistic regression is 0 or 1, and both occur",
-        )
-    elif model == "poisson":
-        wrong = y[(y < 0) | (y != np.round(y))]
-        example = "" if not len(wrong) else f", not {wrong[0]:g}"
-        require(
-            not len(wrong),
-            f"the target of a Poisson regression is a count, 0, 1, 2, ...{example}",
-        )
-        require(y.max() > 0, "every count is 0; there is nothing to explain")
-    elif model == "cox":
-        require(
-            any(rows.seen is not None and rows.seen.any() for rows in clients),
-            "no event was seen; there is nothing to explain",
-        )
-
-
-def _says_nothing(rows: ClientRows, model: Model) -> bool:
-    """Whether a client's own intercept explains its rows entirely, by being infinite."""
-    if model not in ("logistic", "poisson") or not len(rows.y):
-        return False
-    return bool(rows.y.max() == 0 or (model == "logistic" and rows.y.min() == 1))
-
-
 @dataclass(frozen=True)
 class _Units:
-    """The units in which steps are taken: means of 0 and deviations of 1."""
+    """The units in which steps are taken: means of 0, mean absolute deviations of 1."""
 
     x_shift: Float[np.ndarray, " p"]
     x_scale: Float[np.ndarray, " p"]
@@ -198,28 +336,41 @@ class _Units:
 
     @classmethod
     def of(
-        cls, clients: Sequence[ClientRows], names: Sequence[str], model: Model
+        cls,
+        ask: Ask,
+        totals: Totals,
+        names: Sequence[str],
+        inputs: Sequence[int],
+        model: Model,
     ) -> "_Units":
-        rows = sum(len(client.y) for client in clients)
-        x_shift = np.sum([client.x.sum(axis=0) for client in clients], axis=0) / rows
-        spread = [((client.x - x_shift) ** 2).sum(axis=0) for client in clients]
-        x_scale = np.sqrt(np.sum(spread, axis=0) / rows)
-        lengths = np.sqrt(x_scale**2 + x_shift**2)
+        shift, y_shift = totals.x / totals.rows, totals.y / totals.rows
+        arrays = {"shift": shift, "y_shift": np.array([y_shift])}
+        spread = ask(RegressionRequest("spread", arrays=arrays)) / totals.rows
+        x_shift, x_scale = shift[inputs], spread[inputs]
+        lengths = x_scale + np.abs(x_shift)
         constant = np.flatnonzero(x_scale <= 1e-13 * lengths)
         require(
             not len(constant),
-            f"{_quoted(names, constant)} does not vary; leave it out with drop",
+            f"{_quoted(names, np.asarray(inputs, int)[constant])} does not vary; leave it"
+            " out with drop",
         )
         if model != "linear":
             return cls(x_shift, x_scale, 0.0, 1.0)
-        y_shift = sum(float(client.y.sum()) for client in clients) / rows
-        squares = sum(float(((client.y - y_shift) ** 2).sum()) for client in clients)
-        require(squares > 0, "the target does not vary")
-        return cls(x_shift, x_scale, y_shift, float(np.sqrt(squares / rows)))
+        y_scale = float(spread[-1])
+        require(y_scale > 0, "the target does not vary")
+        return cls(x_shift, x_scale, y_shift, y_scale)
 
-    def of_client(self, rows: ClientRows) -> ClientRows:
-        x = (rows.x - self.x_shift) / self.x_scale
-        return ClientRows(x, (rows.y - self.y_shift) / self.y_scale, rows.seen)
+    def arrays(
+        self, inputs: Sequence[int], shared: Float[np.ndarray, " q"]
+    ) -> dict[str, np.ndarray]:
+        """What clients need to begin."""
+        return {
+            "kept": np.array(inputs, np.int64),
+            "shift": self.x_shift,
+            "scale": self.x_scale,
+            "y_units": np.array([self.y_shift, self.y_scale]),
+            "shared": shared,
+        }
 
     def undo(
         self,
@@ -246,99 +397,63 @@ class _Units:
         )
 
 
-class _Problem:
-    """The clients' rows in units of steps, and how their sums are added up."""
-
-    def __init__(
-        self, clients: Sequence[ClientRows], model: Model, intercept: Intercept
-    ) -> None:
-        self.clients = clients
-        self.model: Model = model
-        self.fixed = intercept == "fixed" and model != "cox"
-        self.has_intercept = intercept != "fixed"
-
-    def start(self) -> tuple[Float[np.ndarray, " q"], Float[np.ndarray, " k"]]:
-        """Coefficients without inputs: shared ones, and each client's own intercept."""
-        p = self.clients[0].x.shape[1]
-        if self.model == "cox":
-            return np.zeros(p), np.zeros(len(self.clients))
-        link = {"linear": float, "logistic": logit, "poisson": np.log}[self.model]
-        if self.fixed:
-            own = [float(link(client.y.mean())) for client in self.clients]
-            return np.zeros(p), np.array(own)
-        mean = np.concatenate([client.y for client in self.clients]).mean()
-        return np.concatenate([[link(mean)], np.zeros(p)]), np.zeros(len(self.clients))
-
-    def answers(
-        self, shared: Float[np.ndarray, " q"], own: Float[np.ndarray, " k"]
-    ) -> list[Sums]:
-        """The sums of each client."""
-        return [
-            sums_of(
-                client,
-                self.model,
-                np.concatenate([[intercept], shared]) if self.fixed else shared,
-            )
-            for client, intercept in zip(self.clients, own, strict=True)
-        ]
-
-    def total(self, answers: Sequence[Sums]) -> Sums:
-        """The sums of all clients, of the shared coefficients."""
-        parts = [part.without_intercept() if self.fixed else part for part in answers]
-        return sum(parts[1:], parts[0])
-
-
-def _newton(
-    problem: _Problem,
-    shared: Float[np.ndarray, " q"],
-    own: Float[np.ndarray, " k"],
-    names: Sequence[str],
-    at_start: Sums,
-) -> tuple[Float[np.ndarray, " q"], list[Sums], int]:
+def _newton(begun: _Begun) -> tuple[Float[np.ndarray, " q"], Sums, int]:
     """Take steps until one is far below the standard errors.
 
     Returns:
-        The coefficients, each client's sums at them, and the number of steps.
+        The coefficients, the sums at them, and the number of steps.
     """
-    answers = problem.answers(shared, own)
+    shared, total = begun.shared, begun.at_start
     for number in range(_MAX_STEPS + 1):
-        total = problem.total(answers)
+        sums = total.sums
         try:
-            step = np.linalg.solve(total.information, total.score)
+            step = np.linalg.solve(sums.information, sums.score)
         except np.linalg.LinAlgError:
             break
-        squared, own_step = float(total.score @ step), np.zeros_like(own)
-        if problem.fixed:
-            # An intercept follows the others at once, within its client.
-            score = np.array([part.score[0] for part in answers])
-            row = np.array([part.information[0] for part in answers])
-            own_step = (score - row[:, 1:] @ step) / row[:, 0]
-            squared += float((score**2 / row[:, 0]).sum())
-        if squared < _TOLERANCE**2:
-            return shared, answers, number
-        length, tried = 1.0, answers
-        while length > 1e-9:
-            with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-                tried = problem.answers(shared + length * step, own + length * own_step)
-            reached = sum(part.log_likelihood for part in tried)
-            if reached >= total.log_likelihood - 1e-12 * abs(total.log_likelihood):
+        if float(sums.score @ step) + total.own < _TOLERANCE**2:
+            return shared, sums, number
+        length, tried = 1.0, _step(begun, shared, step, 1.0)
+        least = sums.log_likelihood - 1e-12 * abs(sums.log_likelihood)
+        while not tried.is_finite or tried.sums.log_likelihood < least:
+            if length < _SHORTEST:
                 break
             length /= 2
-        shared, own, answers = shared + length * step, own + length * own_step, tried
-    _refuse_separated(problem, at_start, problem.total(answers), names)
+            tried = _step(begun, shared, step, length, again=True)
+        if not tried.is_finite:
+            break
+        shared, total = shared + length * step, tried
+    _refuse_separated(begun, total.sums)
     raise ValueError(
         f"Newton's method did not converge in {_MAX_STEPS} steps; leave out inputs, or"
         " bring rare categories together"
     )
 
 
+def _step(
+    begun: _Begun,
+    shared: Float[np.ndarray, " q"],
+    step: Float[np.ndarray, " q"],
+    length: float,
+    *,
+    again: bool = False,
+) -> TotalSums:
+    """The sums after a part of a step; `again`, if the part before was too long."""
+    arrays = {
+        "shared": shared + length * step,
+        "step": step,
+        "length": np.array([length]),
+    }
+    answer = begun.ask(RegressionRequest("step", again, arrays))
+    return TotalSums.of(answer, len(shared))
+
+
 def _require_independent(
-    problem: _Problem, at_start: Sums, names: Sequence[str]
+    at_start: Sums, names: Sequence[str], *, has_intercept: bool
 ) -> None:
     """Refuse inputs that follow from those before them (and from who is the client, where
     each has its own intercept).
     """
-    sums = at_start.without_intercept() if problem.has_intercept else at_start
+    sums = at_start.without_intercept() if has_intercept else at_start
     information, kept = sums.information, list[int]()
     largest = np.diag(information).max(initial=0)
     for j in range(len(names)):
@@ -354,42 +469,36 @@ def _require_independent(
         raise ValueError(f"{names[j]!r} {reason}; leave it out with drop")
 
 
-def _refuse_separated(
-    problem: _Problem, at_start: Sums, now: Sums, names: Sequence[str]
-) -> None:
+def _refuse_separated(begun: _Begun, now: Sums) -> None:
     """Refuse inputs along which the likelihood grows without end.
 
     Each step along them takes a share of the information, down to nothing.
     """
-    left, directions = eigh(now.information, at_start.information)
+    has_intercept = begun.found.intercept != "fixed"
+    left, directions = eigh(now.information, begun.at_start.sums.information)
     if left[0] > _SEPARATED:
         return
-    shares = np.abs(directions[1:, 0] if problem.has_intercept else directions[:, 0])
-    causes = _quoted(names, np.flatnonzero(shares > 0.05 * shares.max(initial=0)))
+    shares = np.abs(directions[1:, 0] if has_intercept else directions[:, 0])
+    causes = _quoted(begun.names, np.flatnonzero(shares > 0.05 * shares.max(initial=0)))
     what = {
         "logistic": f"{causes} separate the two outcomes",
         "poisson": f"every count is 0 where {causes} have some values",
         "cox": f"{causes} separate who has the event first",
-    }[problem.model]
+    }[begun.found.model]
     raise ValueError(
         f"{what}, so that no finite coefficient is the best; leave out inputs with drop,"
         " or bring categories together"
     )
 
 
-def _cluster_robust(
-    problem: _Problem, answers: Sequence[Sums], inverse: Float[np.ndarray, "q q"]
-) -> Float[np.ndarray, "q q"]:
-    """The sandwich of clients' scores (Liang and Zeger 1986)."""
-    parts = [part.without_intercept() if problem.fixed else part for part in answers]
-    scores = np.stack([part.score for part in parts])
-    return inverse @ (scores.T @ scores) @ inverse
+def _with_random_intercepts(clients: Sequence[ClientRows], begun: _Begun) -> Regression:
+    """A linear mixed model by restricted maximum likelihood.
 
-
-def _with_random_intercepts(
-    clients: Sequence[ClientRows], units: _Units, found: Regression
-) -> Regression:
-    """A linear mixed model by restricted maximum likelihood."""
+    Args:
+        clients: their rows, in the units of steps.
+        begun: the regression before the first step.
+    """
+    found, units = begun.found, begun.units
     mixed = fit_mixed_model([ClientMoments.of(rows.x, rows.y) for rows in clients])
     # The restricted likelihood is a density of contrasts, and has units.
     freedom = found.rows - len(found.names)

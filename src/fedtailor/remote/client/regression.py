@@ -1,0 +1,99 @@
+"""A client's part of a regression over machines: its rows, and the questions that it
+answers about them.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedtailor.aggregation.secure_sums import FixedPoint
+from fedtailor.remote.client.steps import StepsClient
+from fedtailor.remote.job.plan import Plan
+from fedtailor.remote.job.regression import ClientDesign
+from fedtailor.remote.wire.refusals import Refusal, refuse_unless
+from fedtailor.remote.wire.regression import REGRESS, read_question, to_vector
+from fedtailor.statistics.regression import (
+    MOST_QUESTIONS,
+    RegressionRequest,
+    RegressionRows,
+)
+
+_FOLLOWS = {
+    "start": ("",),
+    "spread": ("start",),
+    "begin": ("spread",),
+    "step": ("begin", "step"),
+    "clusters": ("begin", "step"),
+}
+"""What may have come directly before a question of a kind."""
+
+
+class RegressionClient(StepsClient[RegressionRequest]):
+    """Answers the questions of a regression about a client's rows.
+
+    Args:
+        plan: what this client agreed to, with a regression and sums behind masks.
+        design: the client's rows.
+    """
+
+    def __init__(self, plan: Plan, design: ClientDesign) -> None:
+        assert plan.regression is not None and plan.sums is not None
+        self._regression, self._design = plan.regression, design
+        fixed_point = FixedPoint(plan.sums.range)
+        super().__init__(REGRESS, "the regression", MOST_QUESTIONS, fixed_point)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._rows = RegressionRows(
+            self._design.rows,
+            self._regression.model,
+            own_intercept=self._regression.intercept == "fixed",
+            missing=self._design.missing,
+        )
+        self._before = ""
+        self._shared = 0
+
+    def _read(
+        self, plain: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]
+    ) -> list[RegressionRequest]:
+        return [read_question(dict(plain), arrays, self._design.rows.x.shape[1])]
+
+    def _take(self, step: RegressionRequest) -> NDArray[np.float64]:
+        refuse_unless(
+            self._before in _FOLLOWS[step.kind],
+            Refusal.MALFORMED,
+            f"a question of a regression ({step.kind}) came after"
+            f" {self._before or 'nothing'}",
+        )
+        is_robust = self._regression.errors != "model"
+        refuse_unless(
+            step.kind != "clusters" or is_robust,
+            Refusal.NOT_IN_JOB,
+            "the job's standard errors are those of the model, and ask for no products of"
+            " scores",
+        )
+        if step.kind == "begin":
+            self._shared = len(step.arrays["shared"])
+            own = len(step.arrays["kept"]) + (self._regression.intercept == "common")
+            refuse_unless(
+                self._shared == own,
+                Refusal.MALFORMED,
+                f"a regression has {self._shared} coefficients instead of {own}",
+            )
+        refuse_unless(
+            step.kind != "step" or len(step.arrays["shared"]) == self._shared,
+            Refusal.MALFORMED,
+            "a step of a regression has other coefficients than its beginning",
+        )
+        refuse_unless(
+            not step.again or self._before == "step",
+            Refusal.MALFORMED,
+            "a regression has no step that it could try again",
+        )
+        self._before = step.kind
+        return self._rows.answer(step)
+
+    def _to_vector(self, answer: NDArray[np.float64]) -> NDArray[np.float64]:
+        return to_vector(answer, self.clients, self._fixed_point)

@@ -1,0 +1,117 @@
+"""Fits a regression over machines: the coordinator's side."""
+
+from collections.abc import Collection
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedtailor._base.choice import require
+from fedtailor.aggregation.secure_sums import MIN_CLIENTS
+from fedtailor.remote.job.job import Job
+from fedtailor.remote.job.regression import design_names
+from fedtailor.remote.job.statistics import Statistics
+from fedtailor.remote.keys.secret import run_identity
+from fedtailor.remote.server.steps import StepsServer
+from fedtailor.remote.wire.regression import REGRESS, from_vector, plain_question
+from fedtailor.remote.wire.transport import Transport
+from fedtailor.statistics.regression import (
+    Fitted,
+    Regression,
+    RegressionRequest,
+    answer_size,
+    fit_from_sums,
+)
+from fedtailor.statistics.regression.grid import PARTS
+
+
+def fit_clients(
+    job: Job,
+    transport: Transport,
+    names: Collection[str],
+    *,
+    statistics: Statistics | None = None,
+    patience: float = 600.0,
+) -> tuple[Regression, tuple[str, ...]]:
+    """Fit the regression of a job to the rows of all clients.
+
+    Args:
+        job: the job, with [regression].
+        transport: carries messages to the clients.
+        names: of the clients; all of them take part in every sum.
+        statistics: pooled statistics of all clients' tables; None without federated
+            preprocessing.
+        patience: how many seconds to retry a sum that a client does not answer.
+
+    Returns:
+        The regression, and notes on what was left out, in sentences.
+
+    Raises:
+        ValueError: the job has no regression, there are too few clients, or it cannot
+            be fitted to their rows.
+        TooFewClients: a client did not answer for `patience` seconds.
+    """
+    require(
+        job.regression is not None,
+        "the job fits no regression: add the table [regression] to job.toml, and give all"
+        " clients the new file",
+    )
+    assert job.regression is not None
+    require(
+        len(names) >= MIN_CLIENTS,
+        f"a regression adds over {MIN_CLIENTS} clients or more, and {len(names)} are"
+        " ready",
+    )
+    design, settings = design_names(job.schema), job.regression
+    with TemporaryDirectory() as folder:
+        run = run_identity(Path(folder))
+    steps = StepsServer(
+        REGRESS, job, transport, sorted(names), run, statistics, patience
+    )
+    shared = 0
+
+    def ask(request: RegressionRequest) -> NDArray[np.float64]:
+        nonlocal shared
+        shared = len(request.arrays["shared"]) if request.kind == "begin" else shared
+        size = answer_size(request, len(design.names), shared)
+        arrays = {name: np.asarray(it) for name, it in request.arrays.items()}
+        mean = steps.sum(plain_question(request), arrays, size * PARTS)
+        return from_vector(mean, steps.fixed_point)
+
+    fitted = fit_from_sums(
+        ask,
+        design.names,
+        settings.model,
+        levels=design.levels,
+        intercept=settings.intercept,
+        errors=settings.errors,
+    )
+    return fitted.regression, _notes(job, fitted, design.names)
+
+
+def _notes(job: Job, fitted: Fitted, names: tuple[str, ...]) -> tuple[str, ...]:
+    """What was left out, and how columns are read."""
+    totals, notes = fitted.totals, []
+    if totals.missing:
+        every = totals.all_rows + totals.missing
+        notes.append(
+            f"{totals.missing:,.0f} of {every:,.0f} rows are left out, as a cell is"
+            " missing."
+        )
+    classes = job.schema.classes
+    if classes is not None:
+        notes.append(
+            f"Odds are those of {job.schema.target} {classes[1]} against {classes[0]}."
+        )
+    if fitted.compared:
+        levels = [" ".join(names[number].rsplit("=", 1)) for number in fitted.compared]
+        notes.append(
+            f"Categories are compared with the most frequent: {', '.join(levels)}."
+        )
+    if totals.left_out:
+        notes.append(
+            f"{totals.left_out:,.0f} clients whose outcomes are all alike are left out,"
+            " as their own intercepts explain their rows."
+        )
+    return tuple(notes)

@@ -1,0 +1,132 @@
+"""What travels to fit a regression over machines (`fedtailor.statistics.regression`).
+
+Each step is one sum of all clients behind masks. Its first message, which asks for public
+keys, holds the question; the answer is one vector.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from fedtailor._base.choice import require
+from fedtailor.aggregation.secure_sums import FixedPoint
+from fedtailor.statistics.boosting.grid import MOST_CLIENTS
+from fedtailor.statistics.regression import Kind, RegressionRequest
+from fedtailor.statistics.regression.grid import PARTS, from_parts, to_parts
+
+REGRESS = "regress"
+"""The key of a request's description of the method: a question, in the first stage of its
+sum; or True, in other stages.
+"""
+
+
+class Question(BaseModel):
+    """What stands under `REGRESS` in a request: a `RegressionRequest` without its
+    arrays.
+
+    Attributes:
+        kind, again: see `RegressionRequest`.
+    """
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    kind: Kind
+    again: bool = False
+
+
+def plain_question(request: RegressionRequest) -> dict[str, Any]:
+    """A request as plain values, which `read_question` reads."""
+    question = Question(kind=request.kind, again=request.again)
+    return question.model_dump(exclude_defaults=True)
+
+
+def read_question(
+    plain: Any, arrays: Mapping[str, NDArray[Any]], inputs: int
+) -> RegressionRequest:
+    """Read a question.
+
+    Args:
+        plain: what stands under `REGRESS`.
+        arrays: those of the message.
+        inputs: of the job, before some are chosen.
+
+    Raises:
+        ValueError: it is not one about such inputs.
+    """
+    try:
+        read = Question.model_validate_json(json.dumps(plain))
+    except (ValidationError, TypeError):
+        raise ValueError("the question of a regression is not well formed") from None
+    require(
+        not read.again or read.kind == "step",
+        "only a step of a regression is tried again",
+    )
+    shapes: dict[str, tuple[int, ...]] = {}
+    if read.kind == "spread":
+        shapes = {"shift": (inputs,), "y_shift": (1,)}
+    if read.kind == "begin":
+        kept = arrays.get("kept", np.zeros(0))
+        is_valid = (
+            kept.dtype == np.int64
+            and kept.ndim == 1
+            and bool(((kept >= 0) & (kept < inputs)).all())
+            and bool((np.diff(kept) > 0).all())
+        )
+        require(is_valid, "the inputs of a regression are not well formed")
+        shared = len(arrays.get("shared", ()))
+        require(
+            shared in (len(kept), len(kept) + 1),
+            "a regression has other coefficients than inputs",
+        )
+        shapes = {
+            "kept": kept.shape,
+            "shift": kept.shape,
+            "scale": kept.shape,
+            "y_units": (2,),
+            "shared": (shared,),
+        }
+    if read.kind == "step":
+        shared = len(arrays.get("shared", ()))
+        shapes = {"shared": (shared,), "step": (shared,), "length": (1,)}
+    require(
+        set(arrays) == set(shapes),
+        f"a question of a regression ({read.kind}) has other arrays than it needs",
+    )
+    for name, shape in shapes.items():
+        array = arrays[name]
+        is_valid = array.shape == shape and (
+            name == "kept"
+            or (array.dtype == np.float64 and bool(np.isfinite(array).all()))
+        )
+        require(is_valid, f"the array {name} of a regression is not well formed")
+    scales = [*arrays.get("scale", ()), *arrays.get("y_units", ())[1:]]
+    require(all(scale > 0 for scale in scales), "a unit of a regression is not above 0")
+    return RegressionRequest(read.kind, read.again, dict(arrays))
+
+
+def to_vector(
+    answer: NDArray[np.float64], clients: int, fixed_point: FixedPoint
+) -> NDArray[np.float64]:
+    """An answer as a vector of which masks hide the mean over clients exactly.
+
+    Raises:
+        ValueError: a number is too large.
+    """
+    require(
+        clients <= MOST_CLIENTS,
+        f"a regression adds over {MOST_CLIENTS} clients at most",
+    )
+    parts = to_parts(answer).reshape(-1)
+    return parts.astype(np.float64) * (clients * fixed_point.step)
+
+
+def from_vector(
+    mean: NDArray[np.float64], fixed_point: FixedPoint
+) -> NDArray[np.float64]:
+    """The sum of answers, from the mean of their vectors."""
+    parts = np.rint(mean / fixed_point.step).astype(np.int64)
+    return from_parts(parts.reshape(-1, PARTS))

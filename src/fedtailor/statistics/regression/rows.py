@@ -1,0 +1,266 @@
+"""`RegressionRows`: one client's part of a regression, which answers requests by vectors
+that are added up over clients.
+
+Nothing but the sum over clients is used of any answer, so that secure sums apply. In a
+simulation the answers are added in one process.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+import numpy as np
+from jaxtyping import Float
+from numpy.typing import NDArray
+from scipy.special import gammaln, logit
+
+from fedtailor.statistics.regression.grid import LARGEST, from_parts, to_parts
+from fedtailor.statistics.regression.sums import ClientRows, Model, Sums, sums_of
+
+Kind = Literal["start", "spread", "begin", "step", "clusters"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+
+@dataclass(frozen=True)
+class RegressionRequest:
+    """What the server asks of all clients.
+
+    Attributes:
+        kind: what to do:
+
+            start     how many rows there are; sums of targets and of inputs
+            spread    absolute deviations from the means `arrays["shift"]` of the inputs
+                      and `arrays["y_shift"]`, to choose units
+            begin     take the inputs `arrays["kept"]` and the units `shift`, `scale` and
+                      `y_units`, and answer `Sums` at the coefficients `shared`
+            step      `Sums` at the coefficients `shared`, which are the last ones that
+                      were taken and `length` times `step`
+            clusters  products of the score at the coefficients that were last asked for
+        again: of a step, whether the one before was too long, and is not taken.
+        arrays: what else is sent.
+    """
+
+    kind: Kind
+    again: bool = False
+    arrays: dict[str, NDArray] = field(default_factory=dict)
+
+
+Ask = Callable[[RegressionRequest], NDArray[np.float64]]
+"""Asks all clients; returns the sum of their answers."""
+
+
+@dataclass(frozen=True)
+class Totals:
+    """What clients say at the start, added up.
+
+    Rows are "kept" if they are of clients that say something about the coefficients.
+
+    Attributes:
+        all_rows, all_y, all_events: rows, sum of targets, events, of all clients.
+        missing: rows that are left out, as a cell is missing.
+        left_out: clients whose own intercepts explain their rows.
+        clients, rows, y, events: kept clients, their rows, sum of targets, events.
+        gammas: of counts y, the sum of log(y!).
+        all_x, x: sums of each input [p], of all rows and of kept ones.
+    """
+
+    all_rows: float
+    all_y: float
+    all_events: float
+    missing: float
+    left_out: float
+    clients: float
+    rows: float
+    y: float
+    events: float
+    gammas: float
+    all_x: Float[NDArray, " p"]
+    x: Float[NDArray, " p"]
+
+    @staticmethod
+    def of(vector: Float[NDArray, " n"]) -> "Totals":
+        """Of an answer."""
+        all_x, x = np.split(vector[10:], 2)
+        return Totals(*vector[:10].tolist(), all_x, x)
+
+
+@dataclass(frozen=True)
+class TotalSums:
+    """`Sums` of all clients, of the shared coefficients.
+
+    Attributes:
+        sums: the sums; with own intercepts, without these.
+        own: how much the log-likelihood may grow by steps of own intercepts alone, twice.
+        is_finite: whether every client's numbers are; if not, the others are nothing.
+    """
+
+    sums: Sums
+    own: float
+    is_finite: bool
+
+    @staticmethod
+    def of(vector: Float[NDArray, " n"], inputs: int) -> "TotalSums":
+        """Of an answer about a number of coefficients."""
+        infinite, log_likelihood, own = vector[:3].tolist()
+        score, upper = np.split(vector[3:], [inputs])
+        sums = Sums(log_likelihood, score, from_upper(upper, inputs))
+        return TotalSums(sums, own, infinite == 0)
+
+
+def answer_size(request: RegressionRequest, inputs: int, kept: int) -> int:
+    """The length of an answer.
+
+    Args:
+        request: what is asked.
+        inputs: the number of inputs at the start.
+        kept: the number of shared coefficients.
+    """
+    triangle = kept * (kept + 1) // 2
+    return {
+        "start": 10 + 2 * inputs,
+        "spread": inputs + 1,
+        "begin": 3 + kept + triangle,
+        "step": 3 + kept + triangle,
+        "clusters": triangle,
+    }[request.kind]
+
+
+class RegressionRows:
+    """The rows of one client, and where Newton's method is with them.
+
+    Args:
+        rows: the rows.
+        model: which.
+        own_intercept: whether the client has an intercept of its own.
+        missing: how many rows were left out, as a cell is missing.
+
+    Attributes:
+        says_nothing: whether an own intercept explains the rows entirely, by being
+            infinite.
+        is_kept: whether the rows say something about the coefficients.
+        rows: in the units of steps, once these are known.
+    """
+
+    def __init__(
+        self, rows: ClientRows, model: Model, *, own_intercept: bool, missing: int = 0
+    ) -> None:
+        self.rows, self._model = rows, model
+        self._own_intercept = own_intercept and model != "cox"
+        self._missing = missing
+        self.says_nothing = own_intercept and _is_explained(rows, model)
+        self.is_kept = len(rows.y) > 0 and not self.says_nothing
+        self._inputs = rows.x.shape[1]
+        # Coefficients that all share, with a common intercept.
+        self._shared = 0
+        # The own intercept and the sums at the coefficients that were taken, and at those
+        # that were last asked for.
+        self._taken: tuple[float, Sums] | None = None
+        self._last: tuple[float, Sums] | None = None
+
+    def answer(self, request: RegressionRequest) -> NDArray[np.float64]:
+        """This client's part of the sum that a request asks for."""
+        if request.kind == "begin":
+            self._shared = len(request.arrays["shared"])
+        if not self.is_kept and request.kind != "start":
+            return np.zeros(answer_size(request, self._inputs, self._shared))
+        return getattr(self, f"_{request.kind}")(request)
+
+    def _start(self, request: RegressionRequest) -> NDArray[np.float64]:
+        x, y, seen = self.rows.x, self.rows.y, self.rows.seen
+        events = 0.0 if seen is None else seen.sum()
+        gammas = gammaln(y + 1).sum() if self._model == "poisson" else 0.0
+        of_kept = np.array([1, len(y), y.sum(), events, gammas]) * self.is_kept
+        numbers = [len(y), y.sum(), events, self._missing, self.says_nothing, *of_kept]
+        sums = x.sum(axis=0)
+        return np.concatenate([numbers, sums, sums * self.is_kept])
+
+    def _spread(self, request: RegressionRequest) -> NDArray[np.float64]:
+        given = request.arrays
+        of_x = np.abs(self.rows.x - given["shift"]).sum(axis=0)
+        of_y = np.abs(self.rows.y - given["y_shift"]).sum()
+        return np.append(of_x, of_y)
+
+    def _begin(self, request: RegressionRequest) -> NDArray[np.float64]:
+        given = request.arrays
+        y_shift, y_scale = given["y_units"]
+        x = (self.rows.x[:, given["kept"]] - given["shift"]) / given["scale"]
+        y = (self.rows.y - y_shift) / y_scale
+        self.rows, own = ClientRows(x, y, self.rows.seen), 0.0
+        if self._own_intercept:
+            link = {"linear": float, "logistic": logit, "poisson": np.log}
+            own = float(link[self._model](y.mean()))
+        return self._packed(own, given["shared"])
+
+    def _step(self, request: RegressionRequest) -> NDArray[np.float64]:
+        given = request.arrays
+        if not request.again:
+            self._taken = self._last
+        assert self._taken is not None
+        own, sums = self._taken
+        if self._own_intercept:
+            # An own intercept follows the others at once.
+            row = sums.information[0]
+            change = (sums.score[0] - row[1:] @ given["step"]) / row[0]
+            own += given["length"].item() * float(change)
+        return self._packed(own, given["shared"])
+
+    def _clusters(self, request: RegressionRequest) -> NDArray[np.float64]:
+        assert self._last is not None
+        sums = self._last[1]
+        score = (sums.without_intercept() if self._own_intercept else sums).score
+        return to_upper(np.outer(score, score))
+
+    def _packed(self, own: float, shared: Float[NDArray, " q"]) -> NDArray[np.float64]:
+        """The sums at an own intercept and shared coefficients, in one vector."""
+        coefficients = np.append(own, shared) if self._own_intercept else shared
+        growth = 0.0
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            sums = sums_of(self.rows, self._model, coefficients)
+            self._last = own, sums
+            if self._own_intercept:
+                growth = sums.score[0] ** 2 / sums.information[0, 0]
+                sums = sums.without_intercept()
+        numbers = [0.0, sums.log_likelihood, growth]
+        upper = to_upper(sums.information)
+        vector = np.concatenate([numbers, sums.score, upper])
+        # Comparisons with NaN are false.
+        if (np.abs(vector) < LARGEST).all():
+            return vector
+        return np.append(1.0, np.zeros(len(vector) - 1))
+
+
+def sum_over(clients: Sequence[RegressionRows], *, on_grid: bool = False) -> Ask:
+    """Asks clients of this process one after another.
+
+    Args:
+        clients: the clients.
+        on_grid: whether answers have the parts of `grid`, as behind masks, so that their
+            sums are exact.
+    """
+
+    def ask(request: RegressionRequest) -> NDArray[np.float64]:
+        answers = [client.answer(request) for client in clients]
+        if on_grid:
+            return from_parts(np.sum([to_parts(it) for it in answers], axis=0))
+        return np.sum(answers, axis=0)
+
+    return ask
+
+
+def to_upper(matrix: Float[NDArray, "q q"]) -> NDArray[np.float64]:
+    """The upper triangle of a symmetric matrix, row by row."""
+    return matrix[np.triu_indices(len(matrix))]
+
+
+def from_upper(upper: Float[NDArray, " n"], size: int) -> NDArray[np.float64]:
+    """The symmetric matrix of an upper triangle."""
+    matrix = np.zeros((size, size))
+    matrix[np.triu_indices(size)] = upper
+    return matrix + np.triu(matrix, 1).T
+
+
+def _is_explained(rows: ClientRows, model: Model) -> bool:
+    """Whether a client's own intercept explains its rows entirely, by being infinite."""
+    if model not in ("logistic", "poisson") or not len(rows.y):
+        return False
+    return bool(rows.y.max() == 0 or (model == "logistic" and rows.y.min() == 1))

@@ -1,0 +1,311 @@
+"""Regressions over machines are those of pooled rows, behind masks."""
+
+import dataclasses
+
+import numpy as np
+import polars as pl
+import pytest
+
+from fedtailor.remote.client.policy import Policy
+from fedtailor.remote.client.round_requests import RoundHandler
+from fedtailor.remote.job.examples import federation_from_rows
+from fedtailor.remote.job.job import read_job
+from fedtailor.remote.job.plan import plan_of
+from fedtailor.remote.job.regression import client_design, design_names
+from fedtailor.remote.job.statistics import read_table
+from fedtailor.remote.server.regression import fit_clients
+from fedtailor.remote.wire.messages import (
+    decode_reply,
+    decode_request,
+    encode_request,
+)
+from fedtailor.remote.wire.refusals import Refusal
+from fedtailor.remote.wire.regression import REGRESS, read_question
+from fedtailor.remote.wire.transport import Responder, TooFewClients
+from fedtailor.statistics.regression import (
+    RegressionRows,
+    fit_from_sums,
+    fit_table,
+)
+from fedtailor.statistics.regression.rows import sum_over
+from remote.jobs import NAMES, Clients
+from remote.taps import Tap
+
+REST = """
+[privacy]
+secure_aggregation = true
+[regression]
+model = "logistic"
+"""
+
+
+class Fitted(Clients):
+    """Four clients whose job fits a regression."""
+
+    def __init__(self, directory, rest=REST):
+        super().__init__(directory, rest=rest)
+        self.responders = {name: self.client(name) for name in NAMES}
+
+    def client(self, name):
+        plan, store = plan_of(self.job), self.store(name)
+        data = federation_from_rows(self.job, {name: self.rows[name]})
+        handler = RoundHandler(plan, data, store, design=self.design(name))
+        return Responder(self.job.identity, name, handler, plan.common_vectors)
+
+    def design(self, name):
+        table = read_table(self.directory / f"{name}.csv", self.job.schema)
+        return client_design(table, self.job.regression.model)
+
+    def fit(self, transport=None, **options):
+        return fit_clients(
+            self.job, transport or Tap(self.responders), NAMES, **options
+        )
+
+    def pooled(self):
+        frames = [
+            pl.read_csv(self.directory / f"{name}.csv").with_columns(
+                client=pl.lit(name)
+            )
+            for name in NAMES
+        ]
+        return pl.concat(frames)
+
+
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory):
+    """Clients, all messages, and the regression."""
+    clients = Fitted(tmp_path_factory.mktemp("fitted") / "job")
+    tap = Tap(clients.responders)
+    return clients, tap, *clients.fit(tap)
+
+
+@pytest.mark.parametrize("intercept", ["common", "fixed"])
+@pytest.mark.parametrize("errors", ["model", "CR1"])
+def test_machines_fit_what_pooled_rows_fit(tmp_path, intercept, errors):
+    rest = REST + f'intercept = "{intercept}"\nerrors = "{errors}"\n'
+    clients = Fitted(tmp_path / "job", rest)
+    found, notes = clients.fit()
+    expected, _ = fit_table(
+        clients.pooled(),
+        "logistic",
+        client="client",
+        target="label",
+        intercept=intercept,
+        errors=errors,
+    )
+    assert found.names == expected.names
+    np.testing.assert_allclose(found.coefficients, expected.coefficients, rtol=1e-10)
+    np.testing.assert_allclose(found.covariance, expected.covariance, rtol=1e-10)
+    assert found.log_likelihood == pytest.approx(expected.log_likelihood, rel=1e-12)
+    assert (found.rows, found.clients, found.freedom) == (
+        expected.rows,
+        expected.clients,
+        expected.freedom,
+    )
+    assert notes[0] == "Odds are those of label yes against no."
+    assert notes[1].startswith("Categories are compared with the most frequent: ward")
+    # Sums of machines are those of a simulation on the same grid, to the bit.
+    parts = [
+        RegressionRows(
+            clients.design(name).rows, "logistic", own_intercept=intercept == "fixed"
+        )
+        for name in NAMES
+    ]
+    names = design_names(clients.job.schema)
+    simulated = fit_from_sums(
+        sum_over(parts, on_grid=True),
+        names.names,
+        "logistic",
+        levels=names.levels,
+        intercept=intercept,
+        errors=errors,
+    ).regression
+    np.testing.assert_array_equal(found.coefficients, simulated.coefficients)
+    np.testing.assert_array_equal(found.covariance, simulated.covariance)
+
+
+def test_only_masks_leave_a_client(fitted):
+    _, tap, *_ = fitted
+    names = set()
+    for _, body in tap.sent:
+        reply = decode_reply(body)
+        assert reply.refusal is None
+        names |= {name for name in reply.arrays if len(reply.arrays[name])}
+    assert names == {"masking", "sealing", "shares", "commitment", "masked", "codes"}
+
+
+def test_lost_answers_are_asked_for_again(tmp_path, fitted, lines):
+    clients, lost = Fitted(tmp_path / "job"), []
+
+    def lose(client, request):
+        is_lost = len(lost) < 3 and client == "b" and len(tap.sent) % 5 == 0
+        if is_lost:
+            lost.append(request.task)
+        return is_lost
+
+    tap = Tap(clients.responders, lose)
+    object.__setattr__(clients.job, "deadline", 0.5)
+    found, _ = clients.fit(tap)
+    assert lost
+    np.testing.assert_array_equal(found.coefficients, fitted[2].coefficients)
+    gone = Tap(clients.responders, lambda client, _: client == "b")
+    with pytest.raises(TooFewClients):
+        clients.fit(gone, patience=0.1)
+
+
+def questions(tap, name):
+    """The first messages of all sums to a client."""
+    found = [decode_request(body) for client, body in tap.requests if client == name]
+    return [it for it in found if isinstance(it.algorithm.get(REGRESS), dict)]
+
+
+def asking(request, kind, number, run, arrays, again=False):
+    plain = {"kind": kind, "clients": 4, **({"again": True} if again else {})}
+    return dataclasses.replace(
+        request,
+        round=number,
+        run=run,
+        algorithm={**request.algorithm, REGRESS: plain},
+        arrays=arrays,
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "arrays", "refusal"),
+    [
+        ("start", {}, Refusal.MALFORMED),
+        ("spread", {"shift": np.zeros(3), "y_shift": np.zeros(1)}, Refusal.MALFORMED),
+        ("clusters", {}, Refusal.NOT_IN_JOB),
+        ("step", {"shared": np.zeros(2)}, Refusal.MALFORMED),
+        (
+            "step",
+            {"shared": np.zeros(4), "step": np.zeros(4), "length": np.ones(1)},
+            Refusal.MALFORMED,
+        ),
+        (
+            "step",
+            {"shared": np.full(3, np.nan), "step": np.zeros(3), "length": np.ones(1)},
+            Refusal.MALFORMED,
+        ),
+    ],
+)
+def test_a_coordinator_asks_what_a_fit_asks(fitted, tmp_path, kind, arrays, refusal):
+    """Each question has its place, and the job's size."""
+    _, tap, *_ = fitted
+    client = Fitted(tmp_path / "job").client("a")
+    first = questions(tap, "a")[:3]
+    for request in first:
+        assert decode_reply(client(encode_request(request))).refusal is None
+    more = asking(first[0], kind, len(first), first[0].run, arrays)
+    assert decode_reply(client(encode_request(more))).refusal is refusal
+
+
+def test_a_try_is_repeated_only_after_a_step(fitted, tmp_path):
+    _, tap, *_ = fitted
+    client = Fitted(tmp_path / "job").client("a")
+    first = questions(tap, "a")
+    for request in first[:3]:
+        assert decode_reply(client(encode_request(request))).refusal is None
+    more = asking(first[0], "step", 3, first[0].run, first[3].arrays, again=True)
+    assert decode_reply(client(encode_request(more))).refusal is Refusal.MALFORMED
+    with pytest.raises(ValueError, match="only a step"):
+        read_question({"kind": "start", "again": True}, {}, 3)
+
+
+def test_a_run_ends_after_as_many_questions_as_a_fit_may_need(fitted, tmp_path):
+    _, tap, *_ = fitted
+    client = Fitted(tmp_path / "job").client("a")
+    many = dataclasses.replace(questions(tap, "a")[0], round=10_000)
+    assert decode_reply(client(encode_request(many))).refusal is Refusal.ROUND
+
+
+def test_steps_of_two_kinds_are_no_request(fitted, tmp_path):
+    _, tap, *_ = fitted
+    client = Fitted(tmp_path / "job").client("a")
+    first = questions(tap, "a")[0]
+    both = dataclasses.replace(
+        first, algorithm={**first.algorithm, "boost": {"steps": [{"kind": "start"}]}}
+    )
+    assert decode_reply(client(encode_request(both))).refusal is Refusal.MALFORMED
+
+
+def test_other_jobs_fit_no_regression(fitted, tmp_path):
+    _, tap, *_ = fitted
+    rest = "\n[privacy]\nsecure_aggregation = true\n"
+    clients = Clients(tmp_path / "job", rest=rest)
+    request = dataclasses.replace(
+        questions(tap, "a")[0], experiment=clients.job.identity
+    )
+    reply = decode_reply(clients.client("a")(encode_request(request)))
+    assert reply.refusal is Refusal.NOT_IN_JOB
+    with pytest.raises(ValueError, match=r"add the table \[regression\]"):
+        fit_clients(clients.job, Tap({}), NAMES)
+
+
+def test_a_policy_decides_on_regressions(fitted):
+    job = fitted[0].job
+    assert any(
+        "a regression would be fitted" in it for it in Policy().reasons_against(job)
+    )
+    allows = Policy(federated_statistics=True)
+    assert not any("regression" in it for it in allows.reasons_against(job))
+    noisy = Policy(federated_statistics=True, noise_only=True)
+    assert any("sums of a regression" in it for it in noisy.reasons_against(job))
+
+
+def test_rows_with_missing_cells_are_left_out_and_counted(tmp_path):
+    directory = tmp_path / "job"
+    clients = Fitted(directory)
+    text = clients.path.read_text().replace(
+        "test = 0.25", 'test = 0.25\npreprocessing = "federated"'
+    )
+    clients.path.write_text(text)
+    job = read_job(clients.path)
+    pl.DataFrame(
+        {
+            "age": [1.5, None, 3.0, 4.0],
+            "ward": ["surgery", "medicine", None, "medicine"],
+            "label": ["no", "yes", "yes", "yes"],
+        }
+    ).write_csv(directory / "e.csv")
+    design = client_design(read_table(directory / "e.csv", job.schema), "logistic")
+    assert design.missing == 2
+    # Levels by name: medicine, surgery.
+    np.testing.assert_array_equal(design.rows.x, [[1.5, 0, 1], [4, 1, 0]])
+    np.testing.assert_array_equal(design.rows.y, [0, 1])
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ("secure_aggregation = true", "secure_aggregation = false", "behind masks"),
+        ('"logistic"\n', '"cox"\n', "model cox needs an event"),
+        ('"logistic"\n', '"poisson"\n', "needs a target that is a number"),
+        (
+            '"logistic"\n',
+            '"logistic"\nintercept = "random"\n',
+            "are for the linear model",
+        ),
+        (
+            '"logistic"\n',
+            '"linear"\nintercept = "random"\n',
+            "random intercepts need the sums of each client",
+        ),
+        ('"logistic"\n', '"logistic"\nerrors = "CR2"\n', "errors"),
+        (
+            'ward = ["surgery", "medicine"]',
+            'ward = "category"',
+            "needs the categories of 'ward'",
+        ),
+    ],
+)
+def test_what_a_job_cannot_fit_is_told(tmp_path, old, new, problem):
+    clients = Fitted(tmp_path / "job")
+    head, _, tail = clients.path.read_text().rpartition("[regression]")
+    text = head + "[regression]" + tail.replace(old, new)
+    text = text if old in tail else text.replace(old, new)
+    if "category" in new:
+        text = text.replace("test = 0.25", 'test = 0.25\npreprocessing = "federated"')
+    clients.path.write_text(text)
+    with pytest.raises(ValueError, match=problem):
+        read_job(clients.path)

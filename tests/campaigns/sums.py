@@ -91,7 +91,7 @@ class _Try:
         self._rng, self._most, self._answered = rng, most, answered
         self._names = tuple(f"c{i}" for i in range(int(rng.integers(4, 10))))
         self._settings = SecureSums(
-            threshold=float(rng.choice([0.51, 2 / 3, 1.0])),
+            threshold=float(rng.choice([2 / 3, 0.8, 1.0])),
             scope="run" if rng.random() < 0.7 else "round",
         )
         self._vectors = dict(

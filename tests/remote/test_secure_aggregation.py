@@ -499,7 +499,7 @@ def test_a_job_asks_for_it(tmp_path):
         ),
         (
             ((asked, asked + "\nsum_threshold = 0.5"), average),
-            "line 38: sum_threshold is 0.5; it must be above",
+            "line 38: sum_threshold is 0.5; it must be from 0.66",
         ),
         (
             (average, ('"uniform"', '"poisson"')),

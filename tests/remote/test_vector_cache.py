@@ -15,6 +15,7 @@ from fedtailor.remote.wire.messages import (
     Request,
     decode_request,
     encode_reply,
+    encode_request,
 )
 from fedtailor.remote.wire.refusals import Refusal, Refused
 from fedtailor.remote.wire.transport import (
@@ -30,7 +31,7 @@ from fedtailor.remote.wire.vector_cache import (
     VectorCache,
     vector_digest,
 )
-from fedtailor.remote.wire.wire import read_downlink
+from fedtailor.remote.wire.wire import MAX_INBOX, read_downlink
 
 ROWS = np.arange(12, dtype=np.float32).reshape(4, 3)
 INITIAL = np.full(3, 7, np.float32)
@@ -272,3 +273,22 @@ def test_streams_are_padded_within_one_size(monkeypatch):
     read_downlink(arrays)
     with pytest.raises(Refused, match="asks for arrays of"):
         read_downlink(arrays | {"stream/b": ROWS[:1], "index/b": place})
+
+
+def test_no_more_streams_are_read_than_a_method_can_have(monkeypatch):
+    """A message of 121 kB that named one model 30,000 times took three minutes."""
+    many = np.zeros(MAX_INBOX // 2, np.int32)
+    arrays = {"stream/a": ROWS[:1], "index/a": many, "stream/b": ROWS[:1]}
+    read_downlink(arrays | {"index/b": many})
+    with pytest.raises(Refused, match="names 1025 streams"):
+        read_downlink(arrays | {"index/b": np.append(many, many[:1])})
+
+
+def test_a_text_is_measured_before_it_is_parsed(monkeypatch):
+    """JSON takes thirty times its bytes."""
+    monkeypatch.setattr(request_size, "total_memory", lambda: 256 * 4096)
+    usual = encode_request(request(ROWS))
+    decode_request(usual)
+    long = encode_request(replace(request(ROWS), algorithm={"x": [[]] * 2000}))
+    with pytest.raises(ValueError, match=r"a text of 0\.0 MB is too long"):
+        decode_request(long)

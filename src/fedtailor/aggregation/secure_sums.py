@@ -43,6 +43,14 @@ A combination in which one client has a larger share is nearly that client's vec
 LEAST_WEIGHT = 1e-3
 """A client with a smaller part of a sum hides nobody in it, and is not counted."""
 
+LEAST_THRESHOLD = 0.66
+"""The least `SecureSums.threshold`: two thirds, as people write them."""
+
+MAX_CLIENTS = 2**11
+"""The most clients of a sum: a client looks at every two of them, in seconds and some ten
+megabytes.
+"""
+
 SCOPES = ("run", "round")
 """The sums of which no combination may show a client's vector: those of all rounds, or
 those of each round by itself.
@@ -59,7 +67,7 @@ class SecureSums:
 
     Attributes:
         threshold: reconstruction threshold, as a fraction of a client's neighbours
-            (including the client); above 0.5, and at most 1.
+            (including the client); from two thirds to 1.
         range: the largest absolute value of a number that a client can send.
         open_probe: whether clients answer a method's probe without masks.
         scope: the sums of which no combination may show a client's vector, one of
@@ -78,9 +86,12 @@ class SecureSums:
             self.scope in SCOPES,
             f"sum_scope is {self.scope!r}; it must be 'run' or 'round'",
         )
+        # Of two lists of clients each is confirmed by as many as this. The smaller it is,
+        # the fewer clients that confirm both make both sums open.
         require(
-            0.5 < self.threshold <= 1,
-            f"sum_threshold is {self.threshold:g}; it must be above 0.5, and at most 1",
+            LEAST_THRESHOLD <= self.threshold <= 1,
+            f"sum_threshold is {self.threshold:g}; it must be from {LEAST_THRESHOLD:g}"
+            " (two thirds) to 1",
         )
         # A sum is rounded to multiples of range / 2^31. With a larger range too few
         # digits of a model would remain.
@@ -160,8 +171,8 @@ class SecureSums:
 
         Raises:
             ValueError: there are fewer than three clients, or fewer than two for each
-                stream of UCFL; or other clients report in each round, and the scope is
-                that of the run.
+                stream of UCFL, or too many; or other clients report in each round, and
+                the scope is that of the run.
         """
         require(
             self.scope == "round" or clients == population,
@@ -174,6 +185,11 @@ class SecureSums:
             clients >= MIN_CLIENTS,
             f"secure_aggregation needs {MIN_CLIENTS} clients or more in a round, not"
             f" {clients}: of two, each knows the other's update",
+        )
+        require(
+            population <= MAX_CLIENTS,
+            f"secure_aggregation adds over up to {MAX_CLIENTS:,} clients, not"
+            f" {population:,}; divide them into several federations",
         )
         for method, _ in algorithm.phases():
             sums = method.sums_per_round

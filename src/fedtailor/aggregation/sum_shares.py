@@ -253,8 +253,9 @@ class ReleasedSums:
         together = tuple(sorted({*self.names, *names}))
         before = len(self.weights)
         rows = np.zeros((before + len(weights), len(together)))
-        rows[:before, [together.index(name) for name in self.names]] = self.weights
-        rows[before:, [together.index(name) for name in names]] = weights
+        place = {name: column for column, name in enumerate(together)}
+        rows[:before, [place[name] for name in self.names]] = self.weights
+        rows[before:, [place[name] for name in names]] = weights
         chosen = _independent(rows)
         are_repeated = _are_repeated(rows, chosen)
         is_new = len(chosen) > before or not self.names or not are_repeated

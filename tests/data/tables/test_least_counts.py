@@ -301,6 +301,22 @@ def test_a_far_row_hides_among_numbers_of_four_rows_each(groups, shared):
     assert found.is_empty() or found.max() <= usual.max()
 
 
+@pytest.mark.parametrize(("nearer", "farther"), [(4, 1), (3, 2), (2, 3), (1, 4)])
+def test_far_rows_do_not_hide_among_rows_that_are_far_too(nearer, farther):
+    """Before, the farther became the nearer ones' numbers: five rows, which stayed."""
+    rng = np.random.default_rng(0)
+    usual = rng.lognormal(6, 0.5, 100).round(2)
+    far = np.r_[1e5 * rng.uniform(1, 2, nearer), 1e7 * rng.uniform(1, 2, farther)]
+    found = shown(pl.Series(np.r_[usual, far]), "number")
+    assert found.max() <= usual.max()
+
+
+def test_four_of_eight_cells_do_not_stay_as_far_ones():
+    rng = np.random.default_rng(0)
+    cells = np.r_[rng.lognormal(6, 0.5, 4), 1e6 * rng.uniform(1, 2, 4)].round(2)
+    assert shown(pl.Series(cells), "number").drop_nulls().n_unique() <= 1
+
+
 def test_many_far_rows_stay():
     """Of a long tail no sum is one of few rows."""
     cells = np.random.default_rng(0).lognormal(6, 0.5, 1000)

@@ -32,9 +32,10 @@ _FAR, _APART = 5, 1.5
 is nearer by this factor: else more rows are far.
 """
 
-_RARE_NUMBERS = 8
+_RARE_NUMBERS = 9
 """So many numbers that few rows share can hide each other. Five whole numbers follow from
-count, mean and squares now and then, even among many frequent ones.
+count, mean and squares now and then, even among many frequent ones. And of eight, four can
+be far from the other four.
 """
 
 _ALTERNATIVES = 1e6
@@ -70,12 +71,13 @@ def shown(
       there are too few such numbers, or too few others that they could be (whole numbers
       of a small range): they, and how many rows have each of them, would follow from mean,
       squares and histogram. For this all numbers are rounded to steps in which at least
-      half of the rows share one. If one alone is left of several, the column is empty.
+      half of the rows share one. If one alone is left of several, or the column has fewer
+      than 3 `least` - 1 rows, it is empty.
     * If `least` rows or more share each number, exactly `least` count as the number below.
     * Rows of a rare category become `RARE`, and if these are few, or as many as such
       categories can nearly have, the first of the others. If there is none, the column
       is empty.
-    * If a few rows are far from all others, they become the nearest numbers of other rows.
+    * If a few rows are far from all others, they become numbers of rows next to the median.
 
     Args:
         values: the cells, with null for missing ones.
@@ -209,19 +211,18 @@ def _tells_of_few(rows: Int64[NDArray, " names"], empty: int, least: int) -> boo
 def _shown_numbers(values: pl.Series, least: int) -> pl.Series:
     if least == 1:
         return values
-    # Before gaps are filled: with fillers, few rows of a number would be as many as it takes.
-    values = _without_small_groups(values, least)
-    _, rows = counts_of(values)
-    if (rows >= least).all():
-        return _without_exactly_few(values, least)
-    if not 0 < values.null_count() < least:
-        return values
-    present = np.sort(values.drop_nulls().to_numpy())
-    distance = np.abs(present - present.mean())
     gaps = values.is_null().arg_true()
-    fill = present[np.argsort(distance, kind="stable")[: len(gaps)]]
-    values = values.clone().scatter(gaps, pl.Series(fill, dtype=values.dtype))
-    return _without_small_groups(values, least)
+    few = len(gaps) if len(gaps) < least else 0
+    # Before gaps are filled: with fillers, few rows of a number would be as many as it takes.
+    values = _without_small_groups(values, least, few)
+    _, rows = counts_of(values)
+    if few and (rows < least).any():
+        present = np.sort(values.drop_nulls().to_numpy())
+        distance = np.abs(present - present.mean())
+        fill = present[np.argsort(distance, kind="stable")[:few]]
+        values = values.clone().scatter(gaps, pl.Series(fill, dtype=values.dtype))
+        _, rows = counts_of(values)
+    return _without_exactly_few(values, least) if (rows >= least).all() else values
 
 
 def _without_exactly_few(values: pl.Series, least: int) -> pl.Series:
@@ -242,27 +243,45 @@ def _without_exactly_few(values: pl.Series, least: int) -> pl.Series:
     return values.replace(moved) if moved else values
 
 
-def _without_small_groups(values: pl.Series, least: int) -> pl.Series:
-    """Numbers without far and rare ones."""
+def _without_small_groups(values: pl.Series, least: int, gaps: int) -> pl.Series:
+    """Numbers without far and rare ones.
+
+    Args:
+        values: the cells, with null for missing ones.
+        least: see `shown`.
+        gaps: how many of these are few gaps.
+    """
+    moved = 0
     while True:
         # Far ones first: steps that are as wide as they are far would empty a column.
-        changed = _without_rare(_without_far(values, least), least)
+        nearer = _without_far(values, least)
+        moved += int((nearer != values).sum())
+        changed = _without_rare(nearer, least, gaps, moved)
         if changed.equals(values):
             return values
         values = changed
 
 
-def _without_rare(values: pl.Series, least: int) -> pl.Series:
-    """Numbers without those that few rows share, unless these hide each other."""
+def _without_rare(values: pl.Series, least: int, gaps: int, moved: int) -> pl.Series:
+    """Numbers without those that few rows share, unless these hide each other.
+
+    Args:
+        values, least, gaps: see `_without_small_groups`.
+        moved: how many far rows have other rows' numbers.
+    """
     numbers, rows = counts_of(values)
     is_shared = rows >= least
-    if is_shared.all() or _hide_each_other(numbers, rows, least):
+    hide_each_other = _hide_each_other(numbers, rows, least, gaps, moved)
+    if is_shared.all() or hide_each_other:
         return values
     present = values.drop_nulls().to_numpy()
     coarse = _coarse(present, least)
     distinct, rows = np.unique(coarse, return_counts=True)
     shared = distinct[rows >= least]
-    if len(shared) == 1 and coarse is not present:
+    # Of fewer rows there would not be two numbers of enough if all gaps were there that can
+    # be: that there are two would say how many there are.
+    are_few = len(shared) == 1 or len(present) + gaps < 3 * least - 1
+    if coarse is not present and are_few:
         return values.clear(len(values))
     few = np.flatnonzero(~np.isin(coarse, shared))
     coarse = coarse.copy()
@@ -286,7 +305,11 @@ def _coarse(numbers: NDArray[Any], least: int) -> NDArray[Any]:
 
 
 def _hide_each_other(
-    numbers: NDArray[Any], rows: Int64[NDArray, " values"], least: int
+    numbers: NDArray[Any],
+    rows: Int64[NDArray, " values"],
+    least: int,
+    gaps: int,
+    moved: int,
 ) -> bool:
     """Whether many columns have the same sums, for numbers that few rows share.
 
@@ -300,18 +323,29 @@ def _hide_each_other(
     twice that of the middle half, as a single number can be anywhere. Where rows share
     numbers, there are fewer numbers than units, such as powers of two: among L numbers
     about n^2 / 2 L pairs of rows share one.
+
+    The answer can be seen, and must not say how many rows are hidden otherwise. So it is
+    that of a column in which none is: a few gaps and far rows count as numbers of their
+    own. And it is that of a column in which as many as can be are: there are as few rows.
+
+    Args:
+        numbers, rows: the numbers, and how many rows share each.
+        least: see `shown`.
+        gaps: how many gaps will be filled.
+        moved: how many far rows have other rows' numbers.
     """
     is_rare = rows < least
-    rare, count = numbers[is_rare], int(rows[is_rare].sum())
-    if len(rare) < max(least, _RARE_NUMBERS):
+    rare, count = numbers[is_rare], int(rows[is_rare].sum()) + gaps
+    distinct = min(len(rare) + gaps + moved, count)
+    if not len(rare) or distinct < _RARE_NUMBERS + 2 * (least - 1):
         return False
     if count >= _MANY_ROWS:
         return True
     low, high = np.quantile(np.repeat(rare, rows[is_rare]), [0.25, 0.75])
     levels = 2 * float(high - low) / _unit_of_most(numbers, rows, least)
-    if count > len(rare):
-        levels = min(levels, count**2 / (2 * (count - len(rare))))
-    levels = max(levels, 1.0)
+    if count > distinct:
+        levels = min(levels, count**2 / (2 * (count - distinct)))
+    levels, count = max(levels, 1.0), count - (least - 1)
     each = least * levels / count
     columns = math.lgamma(each + least) - math.lgamma(each) - math.lgamma(least + 1)
     sums = 2 * math.log(count) + 3 * math.log(levels)
@@ -359,8 +393,9 @@ def _unit_of(numbers: NDArray[Any]) -> float:
 def _without_far(values: pl.Series, least: int) -> pl.Series:
     """Numbers without a few that are far from all others that few rows share.
 
-    Sum and squares, less those of the bins, would be theirs. They become the nearest of the
-    others, each of them another one, which stays rare: five rows of one number are exact.
+    Sum and squares, less those of the bins, would be theirs. They become those of the others
+    that are next to the median, each of them another one, which stays rare: five rows of one
+    number are exact. The nearest of the others may be far, too, and would be many with them.
     """
     numbers = values.drop_nulls().to_numpy()
     _, which, rows = np.unique(numbers, return_inverse=True, return_counts=True)
@@ -383,12 +418,11 @@ def _without_far(values: pl.Series, least: int) -> pl.Series:
             free = _not_free(numbers, others, rows[which] >= least, few)
         if not free:
             return values.clear(len(values))
+        middle = float(np.median(numbers[others]))
+        free.sort(key=lambda number: (abs(number - middle), number))
         changed = numbers.copy()
-        for place in rare[far].tolist():
-            cell = float(numbers[place])
-            changed[place] = min(free, key=lambda number: abs(number - cell))
-            if len(free) > 1:
-                free.remove(changed[place])
+        for order_of, place in enumerate(rare[far].tolist()):
+            changed[place] = free[min(order_of, len(free) - 1)]
         return _with_numbers(values, changed)
     return values
 

@@ -40,6 +40,7 @@ from fedtailor.remote.job.table import (
     targets,
     times,
 )
+from fedtailor.remote.wire.request_size import check_text
 
 FILE = "statistics.json"
 """File in which each machine stores the pooled statistics."""
@@ -348,4 +349,5 @@ def statistics_from_arrays(
         "the message holds no statistics",
     )
     assert text is not None
+    check_text(text.nbytes)
     return Statistics.from_json(text.tobytes(), schema)

@@ -19,6 +19,7 @@ import numpy as np
 from jaxtyping import UInt32
 
 from fedtailor.aggregation.secure_sums import (
+    MAX_CLIENTS,
     MAX_SHARE,
     MIN_CLIENTS,
     FixedPoint,
@@ -420,6 +421,12 @@ class SecureSumClient:
             Refusal.MALFORMED,
             f"{weights.size} weights are more than {MAX_WEIGHTS}",
         )
+        known = len({*columns, *session.earlier.names})
+        refuse_unless(
+            known <= MAX_CLIENTS,
+            Refusal.MALFORMED,
+            f"this sum and those before it name {known} clients, more than {MAX_CLIENTS}",
+        )
         refuse_unless(
             len(weights) == 1 or 2 * len(weights) <= len(columns),
             Refusal.MALFORMED,
@@ -615,11 +622,14 @@ class SecureSumClient:
             f"only {len(senders)} of {count} vectors arrived, and {session.threshold}"
             " are needed",
         )
-        # On a ring the next one whose vector arrived has to be a neighbour, on both sides.
-        # So with half of them lost, the list of all clients is one.
+        # On a ring of more clients what all confirm is passed on by those next to each
+        # other. With one of them left on a side, that one could tell both sides other
+        # lists; with this many, so many on both sides have to work together.
         around = neighbours_of(self._client, session.columns, MAX_NEIGHBOURS)
+        least = self._settings.reconstruction_threshold(len(around))
         refuse_unless(
-            len(around) == len(session.columns) or len(senders) >= len(around) // 2 + 2,
+            len(around) == len(session.columns)
+            or len(senders) >= max(least, len(around) // 2 + 2),
             Refusal.UNSAFE_SUM,
             f"only {len(senders)} vectors of the {len(around)} clients next to it arrived",
         )

@@ -20,6 +20,7 @@ from safetensors.numpy import save
 from fedtailor._base.choice import require
 from fedtailor._base.tensors import DTYPES, is_float, metadata, tensor
 from fedtailor.remote.wire.refusals import Refusal
+from fedtailor.remote.wire.request_size import check_text
 
 FORMAT = 2
 """Version of this wire format; other versions are refused."""
@@ -381,6 +382,8 @@ def _unpack(data: bytes, kind: type[E]) -> tuple[E, dict[str, np.ndarray]]:
     Raises:
         ValueError: the bytes are not a message of this kind.
     """
+    # The length of the header, of which arrays are no part.
+    check_text(int.from_bytes(data[:8], "little"))
     try:
         entries = deserialize(data)
         # safetensors has checked the header, but returns texts only for files on disk.

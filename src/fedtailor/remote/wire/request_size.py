@@ -1,5 +1,6 @@
 """How large arrays may be that a request makes a client compute."""
 
+from fedtailor._base.choice import require
 from fedtailor._base.memory import total_memory
 from fedtailor.remote.wire.refusals import Refusal, refuse_unless
 
@@ -11,6 +12,30 @@ There are up to three copies of an array while a request is answered.
 
 CACHED_SHARE = 0.125
 """Largest share of the memory that vectors take which may be named again."""
+
+
+TEXT_SHARE = 1 / 256
+"""Largest share of the memory that the text of a message may have.
+
+As Python's objects JSON takes some thirty times its bytes.
+"""
+
+
+def check_text(size: int) -> None:
+    """Check that a text can be parsed.
+
+    Args:
+        size: its bytes.
+
+    Raises:
+        ValueError: it is too long for this machine.
+    """
+    most = TEXT_SHARE * total_memory()
+    require(
+        size <= most,
+        f"a text of {size / 1e6:,.1f} MB is too long; this machine takes up to"
+        f" {most / 1e6:,.1f} MB",
+    )
 
 
 def most_cached() -> float:

@@ -54,6 +54,11 @@ from fedtailor.remote.wire.vector_cache import INITIAL, STREAM, vector_digest
 UPDATE = "update/"
 """Prefix of the names of a client's messages."""
 
+MAX_INBOX = 1024
+"""The most rows of a client's inboxes: a method computes with each, and a few bytes name any
+number of them.
+"""
+
 WORK = "work"
 WORK_SPEC = ArraySpec((2,), "int64", 0, 2**40)
 
@@ -171,7 +176,7 @@ def read_downlink(arrays: Mapping[str, np.ndarray], mode: str = "") -> Downlink:
         Refused: the arrays do not describe a downlink.
     """
     streams, scalars = {}, {}
-    size = 0  # bytes of all padded streams
+    rows, size = 0, 0  # of all inboxes; bytes of all padded streams
     for name, array in arrays.items():
         part, _, kind = name.partition("/")
         if part == "scalar":
@@ -205,6 +210,12 @@ def read_downlink(arrays: Mapping[str, np.ndarray], mode: str = "") -> Downlink:
                 fits,
                 Refusal.MALFORMED,
                 f"the places of the streams {kind!r} do not fit them",
+            )
+            rows += len(index)
+            refuse_unless(
+                rows <= MAX_INBOX,
+                Refusal.MALFORMED,
+                f"a request names {rows} streams; a client takes {MAX_INBOX} at most",
             )
             size += len(index) * math.prod(array.shape[1:]) * array.itemsize
             check_size(size)

@@ -51,7 +51,7 @@ def test_experiments_do_not_meet(tmp_path):
     assert other.rounds() == []
     with pytest.raises(
         ValueError,
-        match=r"^the state after round 0 is not in .*other; restore it from a backup",
+        match=r"^the state after round 0 of this run is not in .*other; restore it from a backup",
     ):
         other.load(0)
 
@@ -130,3 +130,21 @@ def test_states_are_whole_after_a_kill_at_any_moment(tmp_path):
             got = store.load(round)
             assert got["steps"] == round and np.all(np.asarray(got["control"]) == round)
         reached = told
+
+
+def test_all_states_are_of_the_run_that_saved_last(tmp_path):
+    """Before, a run could be continued from a state of another: the same request had
+    another answer, with another noise.
+    """
+    store = ClientStore(tmp_path, "experiment")
+    store.save(0, state(0), "a")
+    store.save(1, state(1), "a")
+    assert store.load(1, "a") is not None
+    with pytest.raises(ValueError, match="of this run"):
+        store.load(1, "b")
+    store.save(0, state(0), "b")
+    assert store.rounds() == [0]
+    for run, round in (("a", 0), ("a", 1), ("b", 1)):
+        with pytest.raises(ValueError, match="of this run"):
+            store.load(round, run)
+    assert store.load(0, "b") is not None

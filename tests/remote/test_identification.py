@@ -275,7 +275,7 @@ def test_two_results_that_are_one_number_make_a_small_range_no_larger():
 def test_numbers_that_could_be_many_others_are_told_as_they_are():
     rng = np.random.default_rng(0)
     for cells in (
-        rng.normal(size=8),
+        rng.normal(size=17),
         rng.normal(27, 5, 20).round(1),
         rng.integers(20, 95, 40) / 1,
         rng.normal(60, 12, 200).round(),

@@ -1372,7 +1372,7 @@ def test_a_client_that_was_started_again_has_no_part():
 
 @pytest.mark.parametrize("threshold", [0.5, 1.01])
 def test_thresholds_that_protect_nobody_are_refused(threshold):
-    with pytest.raises(ValueError, match=r"it must be above 0\.5, and at most 1"):
+    with pytest.raises(ValueError, match=r"it must be from 0\.66 \(two thirds\) to 1"):
         SecureSums(threshold)
     assert [
         SETTINGS.reconstruction_threshold(clients) for clients in (3, 4, 6, 9, 10)

@@ -63,20 +63,19 @@ def shown(
 ) -> pl.Series:
     """A column of the same length in which no group of fewer than `least` rows is left.
 
-    * If fewer cells than that are filled, none is.
+    * If fewer cells than that are filled, none is; nor if fewer than 2 `least` - 1 are,
+      with a few gaps: eight rows of two values of which none is shown are four and four.
     * A few gaps are filled by cells that the column has: the first of its categories, no
       or yes; of numbers and dates those nearest to the mean, each once, or the smallest
       if `least` rows or more share each number.
     * Numbers that fewer than `least` rows share become the nearest one that as many do, if
       there are too few such numbers, or too few others that they could be (whole numbers
       of a small range): they, and how many rows have each of them, would follow from mean,
-      squares and histogram. For this all numbers are rounded to steps in which at least
-      half of the rows share one. If one alone is left of several, or the column has fewer
-      than 3 `least` - 1 rows, it is empty.
+      squares and histogram. If these are more than half of the rows, the column is empty.
     * If `least` rows or more share each number, exactly `least` count as the number below.
     * Rows of a rare category become `RARE`, and if these are few, or as many as such
-      categories can nearly have, the first of the others. If there is none, the column
-      is empty.
+      categories can nearly have, the first of the others. If these are more than half of
+      the rows, the column is empty.
     * If a few rows are far from all others, they become numbers of rows next to the median.
 
     Args:
@@ -86,7 +85,9 @@ def shown(
             `MAX_NAMES` are `RARE`.
         listed: names that the receiver knows, of categories that may have rows or none.
     """
-    if len(values) - values.null_count() < least:
+    gaps = values.null_count()
+    filled, few_gaps = len(values) - gaps, gaps if gaps < least else 0
+    if filled < least or (least > 1 and filled + few_gaps < 2 * least - 1):
         return values.clear(len(values))
     if kind == "category":
         return _shown_categories(values, least, listed)
@@ -154,10 +155,10 @@ def _shown_categories(
     if least > 1:
         is_named &= [len(name) <= MAX_NAME_LENGTH for name in names]
     named, others = sorted(names[is_named].tolist()), names[~is_named]
-    few, empty = rows[~is_named], len(set(listed).difference(names.tolist()))
-    if not named and values.null_count() < least:
-        few = np.append(few, values.null_count())  # they would count as one
-    if len(others) and not _tells_of_few(few, empty, least):
+    if least > 1 and 2 * int(rows[~is_named].sum()) > int(rows.sum()):
+        return values.clear(len(values))
+    empty = len(set(listed).difference(names.tolist()))
+    if len(others) and not _tells_of_few(rows[~is_named], empty, least):
         rare = pl.Series(others, dtype=pl.String)
         values = values.set(values.is_in(rare.implode()).fill_null(False), RARE)
         named.append(RARE)
@@ -253,8 +254,8 @@ def _without_small_groups(values: pl.Series, least: int, gaps: int) -> pl.Series
     """
     moved = 0
     while True:
-        # Far ones first: steps that are as wide as they are far would empty a column.
-        nearer = _without_far(values, least)
+        # Far ones first: the range of the others says whether these hide each other.
+        nearer = _without_far(values, least, gaps + moved)
         moved += int((nearer != values).sum())
         changed = _without_rare(nearer, least, gaps, moved)
         if changed.equals(values):
@@ -274,34 +275,13 @@ def _without_rare(values: pl.Series, least: int, gaps: int, moved: int) -> pl.Se
     hide_each_other = _hide_each_other(numbers, rows, least, gaps, moved)
     if is_shared.all() or hide_each_other:
         return values
-    present = values.drop_nulls().to_numpy()
-    coarse = _coarse(present, least)
-    distinct, rows = np.unique(coarse, return_counts=True)
-    shared = distinct[rows >= least]
-    # Of fewer rows there would not be two numbers of enough if all gaps were there that can
-    # be: that there are two would say how many there are.
-    are_few = len(shared) == 1 or len(present) + gaps < 3 * least - 1
-    if coarse is not present and are_few:
+    present = values.drop_nulls().to_numpy().copy()
+    few = np.flatnonzero(~np.isin(present, numbers[is_shared]))
+    if 2 * len(few) > len(present):
         return values.clear(len(values))
-    few = np.flatnonzero(~np.isin(coarse, shared))
-    coarse = coarse.copy()
-    coarse[few] = shared[np.abs(coarse[few][:, None] - shared).argmin(axis=1)]
-    return _with_numbers(values, coarse)
-
-
-def _coarse(numbers: NDArray[Any], least: int) -> NDArray[Any]:
-    """Numbers rounded to steps in which half of the rows share theirs with enough others.
-
-    The steps are powers of two and start at 0, so that no cell is in their digits.
-    """
-    spread = float(numbers.max() / 2 - numbers.min() / 2)
-    step, coarse = _power_of_two(spread) / 256, numbers
-    while True:
-        _, place, rows = np.unique(coarse, return_inverse=True, return_counts=True)
-        if 2 * np.count_nonzero(rows[place] >= least) >= len(numbers):
-            return coarse
-        coarse = np.rint(numbers / step) * step
-        step *= 2
+    nearest = np.sort(numbers[is_shared])
+    present[few] = nearest[np.abs(present[few][:, None] - nearest).argmin(axis=1)]
+    return _with_numbers(values, present)
 
 
 def _hide_each_other(
@@ -337,7 +317,7 @@ def _hide_each_other(
     is_rare = rows < least
     rare, count = numbers[is_rare], int(rows[is_rare].sum()) + gaps
     distinct = min(len(rare) + gaps + moved, count)
-    if not len(rare) or distinct < _RARE_NUMBERS + 2 * (least - 1):
+    if not _are_many(len(rare), gaps + moved, least):
         return False
     if count >= _MANY_ROWS:
         return True
@@ -350,6 +330,17 @@ def _hide_each_other(
     columns = math.lgamma(each + least) - math.lgamma(each) - math.lgamma(least + 1)
     sums = 2 * math.log(count) + 3 * math.log(levels)
     return columns * count / least >= sums + math.log(_ALTERNATIVES)
+
+
+def _are_many(rare: int, others: int, least: int) -> bool:
+    """Whether there are enough numbers that few rows share to hide each other.
+
+    Args:
+        rare: how many there are.
+        others: how many count as such, which are hidden: few gaps, and far rows.
+        least: see `shown`.
+    """
+    return rare > 0 and rare + others >= _RARE_NUMBERS + 2 * (least - 1)
 
 
 def _unit_of_most(
@@ -390,64 +381,43 @@ def _unit_of(numbers: NDArray[Any]) -> float:
     return unit * largest
 
 
-def _without_far(values: pl.Series, least: int) -> pl.Series:
+def _without_far(values: pl.Series, least: int, others: int) -> pl.Series:
     """Numbers without a few that are far from all others that few rows share.
 
     Sum and squares, less those of the bins, would be theirs. They become those of the others
-    that are next to the median, each of them another one, which stays rare: five rows of one
-    number are exact. The nearest of the others may be far, too, and would be many with them.
+    that are next to the median, each of them another one, which stays rare if it can: five
+    rows of one number are exact. The nearest of the others may be far, too, and would be
+    many with them.
+
+    Args:
+        values, least: see `shown`.
+        others: see `_are_many`.
     """
     numbers = values.drop_nulls().to_numpy()
     _, which, rows = np.unique(numbers, return_inverse=True, return_counts=True)
     rare = np.flatnonzero(rows[which] < least)
-    if not len(rare):
+    if not _are_many(int((rows < least).sum()), others, least):
         return values
     # So that no square overflows.
     unit = max(float(np.abs(numbers[rare]).max()), 1e-300)
     cells = numbers[rare] / unit
     order = np.argsort(-np.abs(cells - np.median(cells)), kind="stable")
-    for few in range(1, min(least, (len(rare) + 1) // 2)):
+    for few in range(1, least):
         far, rest = order[:few], cells[order[few:]]
         nearest = np.abs(cells[far] - rest.mean()).min()
         next_one = np.abs(rest - rest.mean()).max()
         if nearest < _FAR * rest.std() or nearest < _APART * next_one:
             continue
-        others = rare[order[few:]]
-        free = np.unique(numbers[others[rows[which[others]] < least - 1]]).tolist()
+        remain = rare[order[few:]]
+        free = np.unique(numbers[remain[rows[which[remain]] < least - 1]])
         if len(free) < few:
-            free = _not_free(numbers, others, rows[which] >= least, few)
-        if not free:
-            return values.clear(len(values))
-        middle = float(np.median(numbers[others]))
-        free.sort(key=lambda number: (abs(number - middle), number))
+            free = np.unique(numbers[remain])
+        middle = float(np.median(numbers[remain]))
+        nearest_first = np.argsort(np.abs(free - middle), kind="stable")
         changed = numbers.copy()
-        for order_of, place in enumerate(rare[far].tolist()):
-            changed[place] = free[min(order_of, len(free) - 1)]
+        changed[rare[far]] = free[nearest_first[:few]]
         return _with_numbers(values, changed)
     return values
-
-
-def _not_free(
-    numbers: NDArray[Any],
-    others: NDArray[np.int64],
-    is_shared: NDArray[np.bool_],
-    few: int,
-) -> list[float]:
-    """What far numbers become if each rare one has as many rows as it can, and stay rare.
-
-    Of many rare ones some may be shared, as sums of the others are rounded. Otherwise they
-    become shared ones; if there are none, the column has to be empty.
-
-    Args:
-        numbers: of the column.
-        others: the places of rare ones that are not far.
-        is_shared: of each place.
-        few: how many are far.
-    """
-    distinct = np.unique(numbers[others])
-    if len(distinct) < few + _RARE_NUMBERS:
-        distinct = np.unique(numbers[is_shared])
-    return distinct.tolist()
 
 
 def _with_numbers(values: pl.Series, numbers: NDArray[Any]) -> pl.Series:

@@ -33,7 +33,7 @@ from fedtailor.engine.storage.digests import DIGEST_KEY, has_valid_digest, with_
 from fedtailor.engine.storage.lock import locked_lines
 from fedtailor.remote.wire.messages import Request
 from fedtailor.remote.wire.refusals import Refusal, refuse_unless
-from fedtailor.remote.wire.request_kind import DESCRIBE
+from fedtailor.remote.wire.request_kind import DESCRIBE, STEPS
 from fedtailor.remote.wire.run_log import CLIENTS
 
 ACCOUNT = "account.jsonl"
@@ -118,6 +118,10 @@ class ClientAccount:
         most_runs: number of runs of one job that are answered; None = any number.
         log: where it says what has been spent, after every answer that spends.
 
+    Attributes:
+        path: the file.
+        rows: digest of the rows that answers are about.
+
     Raises:
         ValueError: the file cannot be read, or is damaged.
     """
@@ -130,7 +134,7 @@ class ClientAccount:
         most_runs: int | None = None,
         log: logging.Logger = CLIENTS,
     ) -> None:
-        self.path = directory / ACCOUNT
+        self.path, self.rows = directory / ACCOUNT, ""
         self._most_epsilon, self._most_runs, self._log = most_epsilon, most_runs, log
         self._size_read = 0
         self._answered: dict[_Place, str] = {}
@@ -158,7 +162,7 @@ class ClientAccount:
             place not in answered or answered[place] == self._digest(request),
             Refusal.ANSWERED,
             f"it has answered another request for the task {place.task!r} in round"
-            f" {place.round + 1} of this run; it answers one",
+            f" {place.round + 1} of this run, or with other rows; it answers one",
         )
         runs = _runs_of(answered, place.job) | _runs_of([place], place.job)
         refuse_unless(
@@ -230,7 +234,9 @@ class ClientAccount:
     def _digest(self, request: Request) -> str:
         """The digest of a request, computed once for `check` and `record`."""
         if self._last is None or self._last[0] is not request:
-            self._last = request, digest_of(request)
+            # With other rows the same request would have another answer.
+            asked = f"{digest_of(request)} {self.rows}".encode()
+            self._last = request, hashlib.sha256(asked).hexdigest()
         return self._last[1]
 
     def epsilons(self, more: Iterable[Release] = ()) -> dict[str, tuple[float, float]]:
@@ -432,7 +438,7 @@ def array_bytes(array: np.ndarray) -> bytes:
 
 
 def _place_of(request: Request) -> _Place:
-    is_once = request.task in ("client", "evaluate")
+    is_once = request.task in ("client", "evaluate", *STEPS)
     phase = 0 if is_once else request.algorithm.get("phase", 0)
     return _Place(request.experiment, request.run, phase, request.round, request.task)
 

@@ -126,6 +126,7 @@ class RoundHandler:
         )
         self._plan, self._store, self._federation = plan, store, federation
         self._account = account or ClientAccount(store.client_directory)
+        self._account.rows = federation.digest
         # Noise hides nothing from a coordinator that knows its seed.
         self._has_secret = plan.clients_need_secrets
         self._most_numbers = most_numbers
@@ -138,9 +139,9 @@ class RoundHandler:
             )
         # Whether masks or noise hide what this client sends.
         self._is_hidden = self._sum_client is not None or self._has_secret
-        # The state that `init_unseen` returned, and its (round, phase). It is needed
+        # The state that `init_unseen` returned, and its (run, round, phase). It is needed
         # for the next requests only, and not written to disk.
-        self._newcomer: tuple[tuple[int, int], Any] = ((-1, -1), None)
+        self._newcomer: tuple[tuple[str, int, int], Any] = (("", -1, -1), None)
         # By the key under which their steps stand in a request.
         self._steps: dict[str, StepsClient[Any]] = {}
         if plan.boosting is not None:
@@ -217,9 +218,9 @@ class RoundHandler:
             # Save the state before answering: the coordinator may ask for it as soon as
             # it has accepted the answer.
             self._store.prune(request.state_round, request.durable_state_round)
-            self._save(request.round, answers.states)
+            self._save(request, answers.states)
         elif task == "init_unseen":
-            self._newcomer = (request.round, phase), answers.states
+            self._newcomer = (request.run, request.round, phase), answers.states
         elif task == "personal":
             self._store_personal(on_host(answers.output))
         if is_summed:
@@ -525,7 +526,7 @@ class RoundHandler:
         if request.algorithm.get(NEWCOMER):
             created_in, state = self._newcomer
             refuse_unless(
-                created_in == (request.round, request.algorithm["phase"]),
+                created_in == (request.run, request.round, request.algorithm["phase"]),
                 Refusal.NO_STATE,
                 "it was started again, and has no state as a newcomer yet",
             )
@@ -534,7 +535,7 @@ class RoundHandler:
         leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(initial)]
         if leaves and request.state_round >= 0:
             shapes = [leaf.shape for leaf in leaves]
-            leaves = self._load(request.state_round)
+            leaves = self._load(request)
             refuse_unless(
                 isinstance(leaves, list)
                 and [np.shape(leaf) for leaf in leaves] == shapes,
@@ -546,10 +547,10 @@ class RoundHandler:
         batched = [np.asarray(leaf)[None] for leaf in leaves]
         return jax.tree.unflatten(jax.tree.structure(initial), batched)
 
-    def _load(self, state_round: int) -> Any:
-        """Load a state from the disk."""
+    def _load(self, request: Request) -> Any:
+        """Load the state that a request names from the disk."""
         with refusing(Refusal.NO_STATE):
-            return self._store.load(state_round)
+            return self._store.load(request.state_round, request.run)
 
     def _initial_state(self, request: Request, algorithm: Algorithm) -> Any:
         """The state of a client that has not taken part in this phase."""
@@ -574,11 +575,11 @@ class RoundHandler:
         state = algorithm.init_state(theta, self._plan.model)
         return state, init_pipeline(self._plan.uplink, theta)
 
-    def _save(self, round: int, states: Any) -> None:
+    def _save(self, request: Request, states: Any) -> None:
         """Save the client's state (leaves [1, ...]), if the method has states."""
         leaves = [np.asarray(leaf)[0] for leaf in jax.tree.leaves(states)]
         if leaves:
-            self._store.save(round, leaves)
+            self._store.save(request.round, leaves, request.run)
 
     def _store_personal(self, predictors: Any) -> None:
         """Store the client's personal model (leaves [1, ...]), instead of the last."""

@@ -4,6 +4,9 @@ The file of a state names the round that produced it, and is written atomically.
 coordinator decides which state is valid, and every request names the state to start
 from. So an answer that was lost, late or refused has no effect: the next request names
 an older state, and the newer one is deleted.
+
+All states are of one run, the one that saved last. So a run cannot be continued from the
+states of another: the same request would have another answer then, and another noise.
 """
 
 import re
@@ -12,8 +15,12 @@ from types import TracebackType
 from typing import Any
 
 from fedtailor._base.choice import require
+from fedtailor._base.files import atomic_write
 from fedtailor.engine.storage.checkpoint import load_tree, save_tree
 from fedtailor.engine.storage.lock import LOCK, ProcessLock
+
+RUN = "run"
+"""File with the identity of the run whose states are stored."""
 
 _NAME = re.compile(r"round-(\d{8})\.safetensors")
 
@@ -70,8 +77,12 @@ class ClientStore:
         matches = (_NAME.fullmatch(path.name) for path in self.directory.iterdir())
         return sorted(int(match[1]) for match in matches if match)
 
-    def load(self, state_round: int) -> Any | None:
+    def load(self, state_round: int, run: str = "") -> Any | None:
         """Read the state after a round.
+
+        Args:
+            state_round: the round; -1 = before the first.
+            run: identity of the run.
 
         Returns:
             The state as passed to `save`; None for round -1, as a client that has not
@@ -84,19 +95,25 @@ class ClientStore:
             return None
         path = self._path(state_round)
         require(
-            path.is_file(),
-            f"the state after round {state_round} is not in {self.directory}; restore"
-            " it from a backup, or join as a new client",
+            path.is_file() and self._run() == run,
+            f"the state after round {state_round} of this run is not in"
+            f" {self.directory}; restore it from a backup, or join as a new client",
         )
         return load_tree(path)
 
-    def save(self, round: int, state: Any) -> None:
-        """Write the state after a round, atomically.
+    def save(self, round: int, state: Any, run: str = "") -> None:
+        """Write the state after a round, atomically; those of another run are deleted.
 
         Args:
             round: the round that produced the state.
             state: a tree of plain containers and arrays.
+            run: identity of the run.
         """
+        if self._run() != run:
+            for stored in self.rounds():
+                self._path(stored).unlink()
+            with atomic_write(self.directory / RUN) as temporary:
+                temporary.write_text(run, "utf-8")
         save_tree(self._path(round), state)
 
     def prune(self, state_round: int, durable_state_round: int) -> None:
@@ -118,6 +135,11 @@ class ClientStore:
         for round in stored:
             if round < durable_state_round and round != state_round:
                 self._path(round).unlink(missing_ok=True)
+
+    def _run(self) -> str:
+        """The run whose states are stored."""
+        path = self.directory / RUN
+        return path.read_text("utf-8") if path.exists() else ""
 
     def _path(self, round: int) -> Path:
         return self.directory / f"round-{round:08d}.safetensors"

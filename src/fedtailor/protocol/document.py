@@ -12,6 +12,9 @@ from fedtailor.protocol.plain import ConfigError, KeyPath
 
 QUICK = "quick"
 
+MOST_DOTS = 1000
+"""The most dots in a line."""
+
 MOST_DEPTH = 50
 """The deepest nesting of tables and lists in a file."""
 
@@ -188,7 +191,11 @@ def _depth(content: Any) -> int:
 
 def _parse(path: Path) -> tuple[str, dict[str, Any]]:
     try:
-        text = path.read_text(encoding="utf-8")
+        # As bytes: a carriage return by itself ends no line of TOML.
+        text = path.read_bytes().decode("utf-8").replace("\r\n", "\n")
+        # The parser's time grows with the square of the dots in a name.
+        if max(line.count(".") for line in text.split("\n")) > MOST_DOTS:
+            raise RecursionError
         content = tomllib.loads(text)
         # Names with dots are read in a loop, and what they make is not.
         if _depth(content) > MOST_DEPTH:

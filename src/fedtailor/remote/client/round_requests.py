@@ -19,6 +19,7 @@ from fedtailor._base.choice import require
 from fedtailor._base.files import atomic_write, private_folder, reason
 from fedtailor._base.groups import MIN_ROWS
 from fedtailor.aggregation.secure_sums import MIN_CLIENTS, hidden_kinds
+from fedtailor.aggregation.sum_shares import STEPS
 from fedtailor.data.federation import Federation, Split
 from fedtailor.engine.client.private_steps import accounted_settings
 from fedtailor.engine.executors import DeviceExecutor, Settings
@@ -84,9 +85,6 @@ PERSONAL = "personal"
 
 SUMS = "sums.json"
 """File with the weights of the secure sums in which this client has a part."""
-
-STEPS_SCOPE = "steps"
-"""The scope of sums of steps, which may all be combined: of boosting and of a regression."""
 
 SUMMED_ROWS = "summed-rows"
 """File with the digest of the rows that these sums are of."""
@@ -286,7 +284,7 @@ class RoundHandler:
             self._hold(
                 request,
                 {steps.key: vector},
-                scope=STEPS_SCOPE,
+                scope=STEPS,
                 equally=steps.clients,
                 asked=steps.asked,
             )

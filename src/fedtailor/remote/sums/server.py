@@ -280,11 +280,29 @@ class SecureSumServer:
     def _advertise_keys(self) -> Mapping[str, NamedArrays]:
         """Ask each client for its two public keys."""
         key = ArraySpec((KEY_BYTES,), "uint8")
+        key_names = ("masking", "sealing")
         arrays: dict[str, NamedArrays] = {name: {} for name in self._asked}
-        specs = {name: {"masking": key, "sealing": key} for name in self._asked}
+        specs = {name: dict.fromkeys(key_names, key) for name in self._asked}
         answers = self._run_stage(SumStage(KEYS, self._session, arrays, specs))
-        self._check_enough(answers)
-        return answers
+        # Others would refuse a sum with such a key, and not the one who sent it.
+        valid, seen, throwaway = (
+            {},
+            set[bytes](),
+            KeyPair(secrets.token_bytes(SECRET_BYTES)),
+        )
+        for name, pair in answers.items():
+            keys = [pair[kind].tobytes() for kind in key_names]
+            try:
+                for public in keys:
+                    throwaway.agree_on_key(public, "check")
+                    require(public not in seen, "it has another client's public key")
+                    seen.add(public)
+            except ValueError as error:
+                COORDINATOR_LOG.warning(f"client {name}: {error}; it is left out")
+                continue
+            valid[name] = pair
+        self._check_enough(valid)
+        return valid
 
     def _share_keys(self, keys: Mapping[str, NamedArrays]) -> Mapping[str, NamedArrays]:
         """Send each client its neighbours' keys, and ask for encrypted shares."""

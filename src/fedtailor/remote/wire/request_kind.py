@@ -99,6 +99,9 @@ class RequestKind(Enum):
     STEP = "step"
 
 
+ClientName = Annotated[str, Field(max_length=128)]
+
+
 class SumSettings(BaseModel):
     """What stands under `SUM` in the request of a stage.
 
@@ -115,8 +118,8 @@ class SumSettings(BaseModel):
     name: Annotated[str, Field(max_length=64)]
     kind: Annotated[str, Field(max_length=64)]
     number: Annotated[int, Field(ge=0)] | None = None
-    among: list[str] | None = None
-    columns: list[str] | None = None
+    among: list[ClientName] | None = None
+    columns: list[ClientName] | None = None
 
 
 def kind_of(request: Request) -> RequestKind:

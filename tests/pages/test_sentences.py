@@ -275,8 +275,10 @@ TESTED = {
             "test_numbers_of_few_rows_become_the_nearest_of_many",
             "test_few_rare_numbers_are_not_told_whatever_their_steps_are",
         ),
-        "All numbers are then rounded": (
-            "test_no_row_follows_from_the_sums_of_whole_numbers_of_a_small_range",
+        "If these are more than half of the rows": (
+            "test_no_number_is_told_of_a_few_that_two_rows_share_each",
+            "test_no_count_of_few_rows_follows_from_a_few_known_values",
+            "test_few_rows_of_a_category_count_as_the_first_other",
         ),
         "The sum of numbers that fewer than five": (
             "test_no_digit_of_few_rows_is_in_the_sums",
@@ -285,9 +287,10 @@ TESTED = {
         "The mean changes by at most": ("test_rounded_sums_are_near",),
         "One to four rows far": (
             "test_few_rows_that_are_far_become_other_rows_numbers",
+            "test_far_rows_do_not_hide_among_rows_that_are_far_too",
             "test_no_cell_is_nearly_told_by_being_far_from_all_others",
         ),
-        "A column with values in fewer than five": (
+        "A column with values in fewer than nine": (
             "test_a_column_with_few_values_is_one_without_values",
         ),
         "a line names the column": (
@@ -320,6 +323,15 @@ TESTED = {
         ),
         "a policy with `noise_only` refuses such a job": (
             "test_a_policy_decides_on_trees",
+        ),
+        "With a table `[regression]` the same holds": (
+            "test_machines_fit_what_pooled_rows_fit",
+            "test_only_masks_leave_a_client",
+            "test_a_policy_decides_on_regressions",
+        ),
+        "A client answers what a fit asks": (
+            "test_a_coordinator_asks_what_a_fit_asks",
+            "test_a_run_ends_after_as_many_questions_as_a_fit_may_need",
         ),
         "a second, late or stale one": (
             "test_a_second_answer_is_refused_and_the_first_stands",
@@ -399,6 +411,8 @@ EXPLAINS = {
         "The order must be this one",
     ),
     "docs/federation-visibility.md": (
+        "With windows, numbers of windows also tell",
+        "Where few rows of all clients have a category",
         "For whom",
         "What else it sees depends on",
         "shows which of them need no more than weighted sums",

@@ -57,6 +57,9 @@ secure_aggregation = true         # the coordinator sees sums over clients, and 
 
 # [boosting]                      # boosted trees, too (fedtailor federation boost): from sums over clients
 # trees = 100
+
+# [regression]                    # coefficients with their errors (fedtailor federation fit): from sums over clients
+# model = "logistic"              # or linear, poisson, cox
 """
 
 

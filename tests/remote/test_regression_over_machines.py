@@ -23,11 +23,13 @@ from fedtailor.remote.wire.refusals import Refusal
 from fedtailor.remote.wire.regression import REGRESS, read_question
 from fedtailor.remote.wire.transport import Responder, TooFewClients
 from fedtailor.statistics.regression import (
+    ClientRows,
+    RegressionRequest,
     RegressionRows,
     fit_from_sums,
     fit_table,
 )
-from fedtailor.statistics.regression.rows import sum_over
+from fedtailor.statistics.regression.rows import Kept, Totals, TotalSums, sum_over
 from remote.jobs import NAMES, Clients
 from remote.taps import Tap
 
@@ -193,7 +195,7 @@ def test_a_coordinator_asks_what_a_fit_asks(fitted, tmp_path, kind, arrays, refu
     """Each question has its place, and the job's size."""
     _, tap, *_ = fitted
     client = Fitted(tmp_path / "job").client("a")
-    first = questions(tap, "a")[:3]
+    first = questions(tap, "a")[:4]
     for request in first:
         assert decode_reply(client(encode_request(request))).refusal is None
     more = asking(first[0], kind, len(first), first[0].run, arrays)
@@ -204,9 +206,9 @@ def test_a_try_is_repeated_only_after_a_step(fitted, tmp_path):
     _, tap, *_ = fitted
     client = Fitted(tmp_path / "job").client("a")
     first = questions(tap, "a")
-    for request in first[:3]:
+    for request in first[:4]:
         assert decode_reply(client(encode_request(request))).refusal is None
-    more = asking(first[0], "step", 3, first[0].run, first[3].arrays, again=True)
+    more = asking(first[0], "step", 4, first[0].run, first[4].arrays, again=True)
     assert decode_reply(client(encode_request(more))).refusal is Refusal.MALFORMED
     with pytest.raises(ValueError, match="only a step"):
         read_question({"kind": "start", "again": True}, {}, 3)
@@ -309,3 +311,48 @@ def test_what_a_job_cannot_fit_is_told(tmp_path, old, new, problem):
     clients.path.write_text(text)
     with pytest.raises(ValueError, match=problem):
         read_job(clients.path)
+
+
+def test_no_sum_is_one_without_a_client():
+    """Before, a client whose numbers were too large added nothing, and one that is left out
+    added its rows to one of two sums: the differences were theirs.
+    """
+    rng = np.random.default_rng(0)
+    own = [
+        ClientRows(rng.normal(size=(20, 2)), rng.poisson(3, 20) + 0.0) for _ in "abc"
+    ]
+    own.append(ClientRows(rng.normal(size=(20, 2)), np.zeros(20)))
+    parts = [RegressionRows(it, "poisson", own_intercept=True) for it in own]
+    ask = sum_over(parts)
+    assert Kept.of(ask(RegressionRequest("kept"))) == Kept(3, 1, 0)
+    totals = Totals.of(ask(RegressionRequest("start")))
+    np.testing.assert_allclose(totals.x, sum(it.x.sum(axis=0) for it in own[:3]))
+    assert totals.rows == 60
+    units = {"shift": np.zeros(2), "scale": np.ones(2), "y_units": np.array([0.0, 1])}
+    begin = {"kept": np.arange(2), "shared": np.zeros(2), **units}
+    first = TotalSums.of(ask(RegressionRequest("begin", arrays=begin)), 2)
+    steps = {"step": np.zeros(2), "length": np.ones(1)}
+    # At these coefficients numbers of some clients are infinite.
+    for size in (1e2, 3e2, 1e3, 1e5):
+        step = {"shared": np.array([size, 0.0]), **steps}
+        request = RegressionRequest("step", arrays=step)
+        each = [part.answer(request) for part in parts[:3]]
+        sums = [TotalSums.of(it, 2) for it in each]
+        for found in sums:
+            assert found.is_finite or (np.diag(found.sums.information) > 0).all()
+    assert not sums[0].is_finite and first.is_finite
+    few = [RegressionRows(it, "poisson", own_intercept=True) for it in own[1:]]
+    with pytest.raises(ValueError, match="only 2 clients have complete rows"):
+        fit_from_sums(sum_over(few), "ab", "poisson", intercept="fixed")
+
+
+@pytest.mark.parametrize("units", [[5.0, 1.0], [0.0, 2.0]])
+def test_only_numbers_have_units(fitted, tmp_path, units):
+    _, tap, *_ = fitted
+    client = Fitted(tmp_path / "job").client("a")
+    first = questions(tap, "a")
+    for request in first[:3]:
+        assert decode_reply(client(encode_request(request))).refusal is None
+    arrays = {**first[3].arrays, "y_units": np.array(units)}
+    more = asking(first[0], "begin", 3, first[0].run, arrays)
+    assert decode_reply(client(encode_request(more))).refusal is Refusal.MALFORMED

@@ -23,10 +23,12 @@ def none_but(rows, *values):
 
 
 @pytest.mark.parametrize("kind", ["number", "boolean", "date"])
-@pytest.mark.parametrize("few", range(MIN_ROWS))
+@pytest.mark.parametrize("few", [0, 1, 2, 3, 4, 5, 8])
 def test_a_column_with_few_values_is_one_without_values(kind, few):
-    """VA's `ca` has one value or two: mean and squares would tell them."""
-    told = ColumnSums.of(none_but(60, *[0.0, 1.0, 1.0, 0.0][:few]), kind)
+    """VA's `ca` has one value or two: mean and squares would tell them. Of eight values two
+    numbers of which none is told have four each.
+    """
+    told = ColumnSums.of(none_but(60, *([0.0, 1.0, 1.0, 0.0] * 2)[:few]), kind)
     assert told == ColumnSums(count=0, missing=60)
 
 
@@ -340,6 +342,16 @@ def test_far_rows_do_not_hide_among_rows_that_are_far_too(nearer, farther):
     far = np.r_[1e5 * rng.uniform(1, 2, nearer), 1e7 * rng.uniform(1, 2, farther)]
     found = shown(pl.Series(np.r_[usual, far]), "number")
     assert found.max() <= usual.max()
+
+
+@pytest.mark.parametrize("factor", [2.5, 3, 5, 8])
+@pytest.mark.parametrize("rows", [17, 25, 33, 40])
+def test_no_column_shrinks_to_a_few_cells(factor, rows):
+    """Of a range of many sizes, before, row by row was far from those that were left, and
+    became one of a few numbers, which were told exactly.
+    """
+    found = shown(pl.Series(factor ** np.arange(rows)), "number").drop_nulls()
+    assert found.is_empty() or counts_of(found)[1].max() < MIN_ROWS
 
 
 def test_four_of_eight_cells_do_not_stay_as_far_ones():

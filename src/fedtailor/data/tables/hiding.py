@@ -76,7 +76,8 @@ def shown(
     * Rows of a rare category become `RARE`, and if these are few, or as many as such
       categories can nearly have, the first of the others. If these are more than half of
       the rows, the column is empty.
-    * If a few rows are far from all others, they become numbers of rows next to the median.
+    * If a few rows are far from all others, they become numbers of rows next to the median;
+      if then others are, the column is empty.
 
     Args:
         values: the cells, with null for missing ones.
@@ -257,6 +258,9 @@ def _without_small_groups(values: pl.Series, least: int, gaps: int) -> pl.Series
         # Far ones first: the range of the others says whether these hide each other.
         nearer = _without_far(values, least, gaps + moved)
         moved += int((nearer != values).sum())
+        if moved >= least:
+            # Of a range of many sizes more and more rows are far from those that are left.
+            return values.clear(len(values))
         changed = _without_rare(nearer, least, gaps, moved)
         if changed.equals(values):
             return values

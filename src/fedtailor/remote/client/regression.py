@@ -12,7 +12,7 @@ from fedtailor.aggregation.secure_sums import FixedPoint
 from fedtailor.remote.client.steps import StepsClient
 from fedtailor.remote.job.plan import Plan
 from fedtailor.remote.job.regression import ClientDesign
-from fedtailor.remote.wire.refusals import Refusal, refuse_unless
+from fedtailor.remote.wire.refusals import Refusal, refuse_unless, refusing
 from fedtailor.remote.wire.regression import REGRESS, read_question, to_vector
 from fedtailor.statistics.regression import (
     MOST_QUESTIONS,
@@ -21,7 +21,8 @@ from fedtailor.statistics.regression import (
 )
 
 _FOLLOWS = {
-    "start": ("",),
+    "kept": ("",),
+    "start": ("kept",),
     "spread": ("start",),
     "begin": ("spread",),
     "step": ("begin", "step"),
@@ -92,8 +93,17 @@ class RegressionClient(StepsClient[RegressionRequest]):
             Refusal.MALFORMED,
             "a regression has no step that it could try again",
         )
+        is_linear = self._regression.model == "linear"
+        refuse_unless(
+            step.kind != "begin"
+            or is_linear
+            or (step.arrays["y_units"] == [0, 1]).all(),
+            Refusal.MALFORMED,
+            "a regression of other targets than numbers has other units than theirs",
+        )
         self._before = step.kind
-        return self._rows.answer(step)
+        with refusing(Refusal.SUM_RANGE):
+            return self._rows.answer(step)
 
     def _to_vector(self, answer: NDArray[np.float64]) -> NDArray[np.float64]:
         return to_vector(answer, self.clients, self._fixed_point)

@@ -92,13 +92,9 @@ def fit_clients(
 
 def _notes(job: Job, fitted: Fitted, names: tuple[str, ...]) -> tuple[str, ...]:
     """What was left out, and how columns are read."""
-    totals, notes = fitted.totals, []
-    if totals.missing:
-        every = totals.all_rows + totals.missing
-        notes.append(
-            f"{totals.missing:,.0f} of {every:,.0f} rows are left out, as a cell is"
-            " missing."
-        )
+    kept, notes = fitted.kept, []
+    if kept.missing:
+        notes.append(f"{kept.missing:,} rows are left out, as a cell is missing.")
     classes = job.schema.classes
     if classes is not None:
         notes.append(
@@ -109,9 +105,9 @@ def _notes(job: Job, fitted: Fitted, names: tuple[str, ...]) -> tuple[str, ...]:
         notes.append(
             f"Categories are compared with the most frequent: {', '.join(levels)}."
         )
-    if totals.left_out:
+    if kept.left_out:
         notes.append(
-            f"{totals.left_out:,.0f} clients whose outcomes are all alike are left out,"
-            " as their own intercepts explain their rows."
+            f"{kept.left_out:,} clients whose outcomes are all alike are left out, as their"
+            " own intercepts explain their rows."
         )
     return tuple(notes)

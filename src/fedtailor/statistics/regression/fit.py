@@ -20,6 +20,7 @@ from fedtailor.statistics.mixed import ClientMoments, fit_mixed_model
 from fedtailor.statistics.regression.result import Regression
 from fedtailor.statistics.regression.rows import (
     Ask,
+    Kept,
     RegressionRequest,
     RegressionRows,
     Totals,
@@ -48,6 +49,9 @@ _SEPARATED = 1e-8
 _SHORTEST = 1e-9
 """The least part of a step of Newton's method that is tried."""
 
+MIN_CLIENTS = 3
+"""The least clients of a sum that is shown."""
+
 MOST_QUESTIONS = 120
 """Sums that a fit asks for at most; four to eight are usual."""
 
@@ -58,12 +62,12 @@ class Fitted:
 
     Attributes:
         regression: the regression.
-        totals: what all clients said at the start.
+        kept: how many clients and rows are in it.
         compared: the level of each category with which the others are compared.
     """
 
     regression: Regression
-    totals: Totals
+    kept: Kept
     compared: tuple[int, ...] = ()
 
 
@@ -101,7 +105,7 @@ def fit_regression(
         for rows in clients
     ]
     begun = _begin(
-        sum_over(parts, on_grid=on_grid), names, model, intercept, errors, ()
+        sum_over(parts, on_grid=on_grid), names, model, intercept, errors, (), 1
     )
     left_out = tuple(number for number, part in enumerate(parts) if part.says_nothing)
     if intercept == "random":
@@ -118,6 +122,7 @@ def fit_from_sums(
     levels: Sequence[Sequence[int]] = (),
     intercept: Literal["common", "fixed"] = "common",
     errors: Errors = "model",
+    least_clients: int = MIN_CLIENTS,
 ) -> Fitted:
     """Fit a regression of which only sums over clients are known.
 
@@ -128,13 +133,15 @@ def fit_from_sums(
         levels: inputs that are 1 for a level of one category and 0 for the others, by
             category. The most frequent level, the first of several, is not used as an
             input, and neither are levels that no row has.
+        least_clients: the least number of clients whose rows say something; of fewer the
+            sums would show single ones.
 
     Raises:
         ValueError: see `fit_regression`.
     """
     intercept = "fixed" if model == "cox" else intercept
-    begun = _begin(ask, names, model, intercept, errors, levels)
-    return Fitted(_finish(begun), begun.totals, begun.compared)
+    begun = _begin(ask, names, model, intercept, errors, levels, least_clients)
+    return Fitted(_finish(begun), begun.kept, begun.compared)
 
 
 def check_settings(model: str, intercept: str, errors: str) -> None:
@@ -173,23 +180,31 @@ def check_targets(y: Float[np.ndarray, " n"], model: Model) -> None:
 _TWO_CLASSES = "the target of a logistic regression is 0 or 1, and both occur"
 
 
-def _check_totals(totals: Totals, model: Model, errors: Errors) -> None:
-    """Check that the rows of all clients together say something."""
-    require(totals.all_rows > 0, "there are no rows")
-    if model == "logistic":
-        require(0 < totals.all_y < totals.all_rows, _TWO_CLASSES)
-    elif model == "poisson":
-        require(totals.all_y > 0, "every count is 0; there is nothing to explain")
-    elif model == "cox":
-        require(totals.all_events > 0, "no event was seen; there is nothing to explain")
+def _check_kept(kept: Kept, least_clients: int, errors: Errors) -> None:
+    """Check that there are clients enough."""
     require(
-        totals.clients > 0,
+        kept.clients > 0,
         "no client has rows that say anything about the coefficients",
     )
     require(
-        errors == "model" or totals.clients > 1,
+        kept.clients >= least_clients,
+        f"only {kept.clients} clients have complete rows that say something about the"
+        f" coefficients, and their sums are shown for {least_clients} or more",
+    )
+    require(
+        errors == "model" or kept.clients > 1,
         "standard errors that are robust to dependence within clients need two clients",
     )
+
+
+def _check_totals(totals: Totals, model: Model) -> None:
+    """Check that the rows of all clients together say something."""
+    if model == "logistic":
+        require(0 < totals.y < totals.rows, _TWO_CLASSES)
+    elif model == "poisson":
+        require(totals.y > 0, "every count is 0; there is nothing to explain")
+    elif model == "cox":
+        require(totals.events > 0, "no event was seen; there is nothing to explain")
 
 
 @dataclass(frozen=True)
@@ -204,7 +219,8 @@ class _Begun:
         at_start: the clients' sums there.
         found: the regression, without numbers.
         parameters: how many numbers are estimated, with own intercepts.
-        totals, compared: see `Fitted`.
+        totals: sums of the rows.
+        kept, compared: see `Fitted`.
     """
 
     ask: Ask
@@ -215,6 +231,7 @@ class _Begun:
     found: Regression
     parameters: int
     totals: Totals
+    kept: Kept
     compared: tuple[int, ...]
 
 
@@ -225,13 +242,16 @@ def _begin(
     intercept: Intercept,
     errors: Errors,
     levels: Sequence[Sequence[int]],
+    least_clients: int,
 ) -> _Begun:
     """Choose inputs and units, and ask for the sums without inputs."""
+    kept = Kept.of(ask(RegressionRequest("kept")))
+    _check_kept(kept, least_clients, errors)
     totals = Totals.of(ask(RegressionRequest("start")))
-    _check_totals(totals, model, errors)
+    _check_totals(totals, model)
     inputs, compared = _chosen_inputs(len(names), levels, totals)
     used = tuple(names[number] for number in inputs)
-    rows, clients = round(totals.rows), round(totals.clients)
+    rows, clients = round(totals.rows), kept.clients
     units = _Units.of(ask, totals, names, inputs, model)
     parameters = len(used)
     if model != "cox":
@@ -264,7 +284,7 @@ def _begin(
         0,
     )
     return _Begun(
-        ask, used, units, shared, at_start, found, parameters, totals, compared
+        ask, used, units, shared, at_start, found, parameters, totals, kept, compared
     )
 
 
@@ -274,8 +294,8 @@ def _chosen_inputs(
     """The inputs that are used, and the levels with which the others are compared."""
     without, compared = set[int](), []
     for group in levels:
-        there = [number for number in group if totals.all_x[number] > 0]
-        most = max(there, key=lambda number: totals.all_x[number], default=group[0])
+        there = [number for number in group if totals.x[number] > 0]
+        most = max(there, key=lambda number: totals.x[number], default=group[0])
         compared.append(most)
         # A single level stays, and is named as an input that does not vary.
         without |= set(group) - set(there)

@@ -14,11 +14,17 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from scipy.special import gammaln, logit
 
+from fedtailor._base.choice import require
 from fedtailor.statistics.regression.grid import LARGEST, from_parts, to_parts
 from fedtailor.statistics.regression.sums import ClientRows, Model, Sums, sums_of
 
-Kind = Literal["start", "spread", "begin", "step", "clusters"]
+Kind = Literal["kept", "start", "spread", "begin", "step", "clusters"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
+
+INFINITE = -LARGEST / 2**10
+"""A client's log-likelihood where its numbers are not finite; the others are then those of
+its last coefficients. Were it nothing, the sum would be one without this client.
+"""
 
 
 @dataclass(frozen=True)
@@ -28,6 +34,7 @@ class RegressionRequest:
     Attributes:
         kind: what to do:
 
+            kept      how many clients have rows that say something, or none such
             start     how many rows there are; sums of targets and of inputs
             spread    absolute deviations from the means `arrays["shift"]` of the inputs
                       and `arrays["y_shift"]`, to choose units
@@ -50,38 +57,47 @@ Ask = Callable[[RegressionRequest], NDArray[np.float64]]
 
 
 @dataclass(frozen=True)
-class Totals:
-    """What clients say at the start, added up.
+class Kept:
+    """How many clients have rows that say something about the coefficients.
 
-    Rows are "kept" if they are of clients that say something about the coefficients.
+    Of others no sum has a row: two sums, with and without one of them, would show it.
 
     Attributes:
-        all_rows, all_y, all_events: rows, sum of targets, events, of all clients.
-        missing: rows that are left out, as a cell is missing.
-        left_out: clients whose own intercepts explain their rows.
-        clients, rows, y, events: kept clients, their rows, sum of targets, events.
-        gammas: of counts y, the sum of log(y!).
-        all_x, x: sums of each input [p], of all rows and of kept ones.
+        clients: the number of these clients.
+        left_out: of others, whose own intercepts explain their rows.
+        missing: rows of all clients that are left out, as a cell is missing.
     """
 
-    all_rows: float
-    all_y: float
-    all_events: float
-    missing: float
-    left_out: float
-    clients: float
+    clients: int
+    left_out: int
+    missing: int
+
+    @staticmethod
+    def of(vector: Float[NDArray, " n"]) -> "Kept":
+        """Of an answer."""
+        return Kept(*np.rint(vector).astype(int).tolist())
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Sums over the rows of clients that say something.
+
+    Attributes:
+        rows, y, events: rows, sum of targets, events.
+        gammas: of counts y, the sum of log(y!).
+        x: sums of each input [p].
+    """
+
     rows: float
     y: float
     events: float
     gammas: float
-    all_x: Float[NDArray, " p"]
     x: Float[NDArray, " p"]
 
     @staticmethod
     def of(vector: Float[NDArray, " n"]) -> "Totals":
         """Of an answer."""
-        all_x, x = np.split(vector[10:], 2)
-        return Totals(*vector[:10].tolist(), all_x, x)
+        return Totals(*vector[:4].tolist(), vector[4:])
 
 
 @dataclass(frozen=True)
@@ -91,7 +107,7 @@ class TotalSums:
     Attributes:
         sums: the sums; with own intercepts, without these.
         own: how much the log-likelihood may grow by steps of own intercepts alone, twice.
-        is_finite: whether every client's numbers are; if not, the others are nothing.
+        is_finite: whether every client's numbers are; if not, the others are of no use.
     """
 
     sums: Sums
@@ -101,10 +117,10 @@ class TotalSums:
     @staticmethod
     def of(vector: Float[NDArray, " n"], inputs: int) -> "TotalSums":
         """Of an answer about a number of coefficients."""
-        infinite, log_likelihood, own = vector[:3].tolist()
-        score, upper = np.split(vector[3:], [inputs])
+        log_likelihood, own = vector[:2].tolist()
+        score, upper = np.split(vector[2:], [inputs])
         sums = Sums(log_likelihood, score, from_upper(upper, inputs))
-        return TotalSums(sums, own, infinite == 0)
+        return TotalSums(sums, own, log_likelihood > INFINITE / 2)
 
 
 def answer_size(request: RegressionRequest, inputs: int, kept: int) -> int:
@@ -117,10 +133,11 @@ def answer_size(request: RegressionRequest, inputs: int, kept: int) -> int:
     """
     triangle = kept * (kept + 1) // 2
     return {
-        "start": 10 + 2 * inputs,
+        "kept": 3,
+        "start": 4 + inputs,
         "spread": inputs + 1,
-        "begin": 3 + kept + triangle,
-        "step": 3 + kept + triangle,
+        "begin": 2 + kept + triangle,
+        "step": 2 + kept + triangle,
         "clusters": triangle,
     }[request.kind]
 
@@ -161,18 +178,18 @@ class RegressionRows:
         """This client's part of the sum that a request asks for."""
         if request.kind == "begin":
             self._shared = len(request.arrays["shared"])
-        if not self.is_kept and request.kind != "start":
+        if not self.is_kept and request.kind != "kept":
             return np.zeros(answer_size(request, self._inputs, self._shared))
         return getattr(self, f"_{request.kind}")(request)
+
+    def _kept(self, request: RegressionRequest) -> NDArray[np.float64]:
+        return np.array([self.is_kept, self.says_nothing, self._missing], np.float64)
 
     def _start(self, request: RegressionRequest) -> NDArray[np.float64]:
         x, y, seen = self.rows.x, self.rows.y, self.rows.seen
         events = 0.0 if seen is None else seen.sum()
         gammas = gammaln(y + 1).sum() if self._model == "poisson" else 0.0
-        of_kept = np.array([1, len(y), y.sum(), events, gammas]) * self.is_kept
-        numbers = [len(y), y.sum(), events, self._missing, self.says_nothing, *of_kept]
-        sums = x.sum(axis=0)
-        return np.concatenate([numbers, sums, sums * self.is_kept])
+        return np.concatenate([[len(y), y.sum(), events, gammas], x.sum(axis=0)])
 
     def _spread(self, request: RegressionRequest) -> NDArray[np.float64]:
         given = request.arrays
@@ -211,22 +228,33 @@ class RegressionRows:
         return to_upper(np.outer(score, score))
 
     def _packed(self, own: float, shared: Float[NDArray, " q"]) -> NDArray[np.float64]:
-        """The sums at an own intercept and shared coefficients, in one vector."""
+        """The sums at an own intercept and shared coefficients, in one vector.
+
+        Raises:
+            ValueError: at the beginning they are not finite.
+        """
         coefficients = np.append(own, shared) if self._own_intercept else shared
-        growth = 0.0
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-            sums = sums_of(self.rows, self._model, coefficients)
-            self._last = own, sums
-            if self._own_intercept:
-                growth = sums.score[0] ** 2 / sums.information[0, 0]
-                sums = sums.without_intercept()
-        numbers = [0.0, sums.log_likelihood, growth]
-        upper = to_upper(sums.information)
-        vector = np.concatenate([numbers, sums.score, upper])
+            found = sums_of(self.rows, self._model, coefficients)
+            vector = self._vector_of(found)
         # Comparisons with NaN are false.
-        if (np.abs(vector) < LARGEST).all():
+        if (np.abs(vector) < -INFINITE / 2).all():
+            self._last = own, found
             return vector
-        return np.append(1.0, np.zeros(len(vector) - 1))
+        require(self._last is not None, "the inputs are too far apart")
+        assert self._last is not None
+        vector = self._vector_of(self._last[1])
+        vector[0] = INFINITE
+        return vector
+
+    def _vector_of(self, sums: Sums) -> NDArray[np.float64]:
+        """Sums in one vector; with an own intercept, without that."""
+        growth = 0.0
+        if self._own_intercept:
+            growth = sums.score[0] ** 2 / sums.information[0, 0]
+            sums = sums.without_intercept()
+        upper = to_upper(sums.information)
+        return np.concatenate([[sums.log_likelihood, growth], sums.score, upper])
 
 
 def sum_over(clients: Sequence[RegressionRows], *, on_grid: bool = False) -> Ask:

@@ -8,7 +8,6 @@ import pytest
 from fedtailor.aggregation import sum_shares
 from fedtailor.aggregation.sum_shares import (
     LEAST_LENGTH,
-    STEPS,
     ReleasedSums,
     SumHistory,
     _basis,
@@ -248,16 +247,3 @@ def test_a_history_outlives_a_process_and_ends_with_its_scope(scope, tmp_path):
         path.write_text(text)
         with pytest.raises(ValueError, match=r"^cannot read .*sums.json: "):
             SumHistory(scope, path)
-
-
-@pytest.mark.parametrize("scope", ["run", "round"])
-def test_sums_of_steps_are_not_combined_with_those_of_models(scope):
-    """Before, a job with both often could do one of them only."""
-    history = SumHistory(scope)
-    models = ReleasedSums().with_sums("abc", np.array([[0.5, 0.3, 0.2]]))
-    history.record(0, ["model", None], models, "abc", "aa")
-    assert not history.released(0, STEPS).names
-    steps = ReleasedSums().with_sums("abc", np.full((1, 3), 1 / 3))
-    history.record(0, ["boost", None], steps, "abc", STEPS)
-    assert len(history.released(0, STEPS).weights) == 1
-    assert len(history.released(0, "aa").weights) == 1

@@ -413,6 +413,7 @@ EXPLAINS = {
     "docs/federation-visibility.md": (
         "With windows, numbers of windows also tell",
         "Where few rows of all clients have a category",
+        "Columns that follow from each other still say so",
         "For whom",
         "What else it sees depends on",
         "shows which of them need no more than weighted sums",

@@ -82,9 +82,8 @@ def fitted(tmp_path_factory):
 
 
 @pytest.mark.parametrize("intercept", ["common", "fixed"])
-@pytest.mark.parametrize("errors", ["model", "CR1"])
-def test_machines_fit_what_pooled_rows_fit(tmp_path, intercept, errors):
-    rest = REST + f'intercept = "{intercept}"\nerrors = "{errors}"\n'
+def test_machines_fit_what_pooled_rows_fit(tmp_path, intercept):
+    rest = REST + f'intercept = "{intercept}"\n'
     clients = Fitted(tmp_path / "job", rest)
     found, notes = clients.fit()
     expected, _ = fit_table(
@@ -93,7 +92,6 @@ def test_machines_fit_what_pooled_rows_fit(tmp_path, intercept, errors):
         client="client",
         target="label",
         intercept=intercept,
-        errors=errors,
     )
     assert found.names == expected.names
     np.testing.assert_allclose(found.coefficients, expected.coefficients, rtol=1e-10)
@@ -120,7 +118,6 @@ def test_machines_fit_what_pooled_rows_fit(tmp_path, intercept, errors):
         "logistic",
         levels=names.levels,
         intercept=intercept,
-        errors=errors,
     ).regression
     np.testing.assert_array_equal(found.coefficients, simulated.coefficients)
     np.testing.assert_array_equal(found.covariance, simulated.covariance)
@@ -177,7 +174,12 @@ def asking(request, kind, number, run, arrays, again=False):
     [
         ("start", {}, Refusal.MALFORMED),
         ("spread", {"shift": np.zeros(3), "y_shift": np.zeros(1)}, Refusal.MALFORMED),
-        ("clusters", {}, Refusal.NOT_IN_JOB),
+        ("clusters", {}, Refusal.MALFORMED),
+        (
+            "step",
+            {"shared": np.float64(1), "step": np.zeros(3), "length": np.ones(1)},
+            Refusal.MALFORMED,
+        ),
         ("step", {"shared": np.zeros(2)}, Refusal.MALFORMED),
         (
             "step",
@@ -283,17 +285,8 @@ def test_rows_with_missing_cells_are_left_out_and_counted(tmp_path):
         ("secure_aggregation = true", "secure_aggregation = false", "behind masks"),
         ('"logistic"\n', '"cox"\n', "model cox needs an event"),
         ('"logistic"\n', '"poisson"\n', "needs a target that is a number"),
-        (
-            '"logistic"\n',
-            '"logistic"\nintercept = "random"\n',
-            "are for the linear model",
-        ),
-        (
-            '"logistic"\n',
-            '"linear"\nintercept = "random"\n',
-            "random intercepts need the sums of each client",
-        ),
-        ('"logistic"\n', '"logistic"\nerrors = "CR2"\n', "errors"),
+        ('"logistic"\n', '"logistic"\nintercept = "random"\n', "intercept"),
+        ('"logistic"\n', '"logistic"\nerrors = "CR1"\n', "errors"),
         (
             'ward = ["surgery", "medicine"]',
             'ward = "category"',

@@ -229,8 +229,8 @@ def test_clients_with_few_values_each_are_told_so_in_one_line(clients):
         told = work._table.statistics(work._examples.training_rows).columns["age"]
         assert (told.count, told.mean, told.squares) == (0, 0.0, 0.0)
     said = (
-        r"^column 'age' has values in fewer than 5 training rows of every client; take"
-        r" it out of the job$"
+        r"^no client says anything of column 'age': it has values in too few training"
+        r" rows, or mostly rare ones; take it out of the job$"
     )
     with pytest.raises(ValueError, match=said):
         agree_on_preprocessing(clients.job, transport, NAMES, wait=60)

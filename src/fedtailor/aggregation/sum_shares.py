@@ -28,11 +28,6 @@ from numpy.typing import NDArray
 from fedtailor._base.choice import require
 from fedtailor._base.files import atomic_write
 
-STEPS = "steps"
-"""The run of sums of steps outside rounds, of boosting and of a regression. They are of other
-numbers than models, with which they are not combined.
-"""
-
 TOLERANCE = 2.0**-31
 """Smaller parts of combinations are not looked at for shares; `others_lengths` does."""
 
@@ -362,9 +357,7 @@ class SumHistory:
 
     def _place(self, run: str, round: int) -> tuple[str, int]:
         """The run and the round under which sums are kept."""
-        if self._scope == "run" and run != STEPS:
-            return "", 0
-        return run, round
+        return ("", 0) if self._scope == "run" else (run, round)
 
     def is_past(self, round: int, run: str = "") -> bool:
         """Whether the sums of a round are not known any more, as a later one was added."""

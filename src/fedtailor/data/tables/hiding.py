@@ -71,11 +71,12 @@ def shown(
     * Numbers that fewer than `least` rows share become the nearest one that as many do, if
       there are too few such numbers, or too few others that they could be (whole numbers
       of a small range): they, and how many rows have each of them, would follow from mean,
-      squares and histogram. If these are more than half of the rows, the column is empty.
+      squares and histogram. If these are more than half of the rows, or more than a few
+      beside a single other number, the column is empty.
     * If `least` rows or more share each number, exactly `least` count as the number below.
     * Rows of a rare category become `RARE`, and if these are few, or as many as such
-      categories can nearly have, the first of the others. If these are more than half of
-      the rows, the column is empty.
+      categories can nearly have, the first of the others. If there is no other, or they
+      are not few and there is one other, the column is empty.
     * If a few rows are far from all others, they become numbers of rows next to the median;
       if then others are, the column is empty.
 
@@ -156,10 +157,12 @@ def _shown_categories(
     if least > 1:
         is_named &= [len(name) <= MAX_NAME_LENGTH for name in names]
     named, others = sorted(names[is_named].tolist()), names[~is_named]
-    if least > 1 and 2 * int(rows[~is_named].sum()) > int(rows.sum()):
+    empty, few = len(set(listed).difference(names.tolist())), rows[~is_named]
+    tells = bool(len(few)) and _tells_of_few(few, empty, least)
+    if not named or (len(named) == 1 and tells and few.sum() >= least):
+        # Of one by itself it would follow that each of the others has nearly `least`.
         return values.clear(len(values))
-    empty = len(set(listed).difference(names.tolist()))
-    if len(others) and not _tells_of_few(rows[~is_named], empty, least):
+    if len(few) and not tells:
         rare = pl.Series(others, dtype=pl.String)
         values = values.set(values.is_in(rare.implode()).fill_null(False), RARE)
         named.append(RARE)
@@ -281,7 +284,8 @@ def _without_rare(values: pl.Series, least: int, gaps: int, moved: int) -> pl.Se
         return values
     present = values.drop_nulls().to_numpy().copy()
     few = np.flatnonzero(~np.isin(present, numbers[is_shared]))
-    if 2 * len(few) > len(present):
+    most = len(present) // 2 if np.count_nonzero(is_shared) > 1 else least - 1
+    if len(few) > most or not is_shared.any():
         return values.clear(len(values))
     nearest = np.sort(numbers[is_shared])
     present[few] = nearest[np.abs(present[few][:, None] - nearest).argmin(axis=1)]

@@ -130,8 +130,8 @@ class ColumnSums(BaseModel):
         """
         require(
             self.count > 0,
-            f"column {name!r} has values in fewer than {MIN_ROWS} training rows of every"
-            " client; take it out of the job",
+            f"no client says anything of column {name!r}: it has values in too few training"
+            " rows, or mostly rare ones; take it out of the job",
         )
         indicator = self.missing > 0
         if kind == "category":

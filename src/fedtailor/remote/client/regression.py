@@ -26,7 +26,6 @@ _FOLLOWS = {
     "spread": ("start",),
     "begin": ("spread",),
     "step": ("begin", "step"),
-    "clusters": ("begin", "step"),
 }
 """What may have come directly before a question of a kind."""
 
@@ -67,13 +66,6 @@ class RegressionClient(StepsClient[RegressionRequest]):
             Refusal.MALFORMED,
             f"a question of a regression ({step.kind}) came after"
             f" {self._before or 'nothing'}",
-        )
-        is_robust = self._regression.errors != "model"
-        refuse_unless(
-            step.kind != "clusters" or is_robust,
-            Refusal.NOT_IN_JOB,
-            "the job's standard errors are those of the model, and ask for no products of"
-            " scores",
         )
         if step.kind == "begin":
             self._shared = len(step.arrays["shared"])

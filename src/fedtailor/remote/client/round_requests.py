@@ -19,7 +19,6 @@ from fedtailor._base.choice import require
 from fedtailor._base.files import atomic_write, private_folder, reason
 from fedtailor._base.groups import MIN_ROWS
 from fedtailor.aggregation.secure_sums import MIN_CLIENTS, hidden_kinds
-from fedtailor.aggregation.sum_shares import STEPS
 from fedtailor.data.federation import Federation, Split
 from fedtailor.engine.client.private_steps import accounted_settings
 from fedtailor.engine.executors import DeviceExecutor, Settings
@@ -85,6 +84,11 @@ PERSONAL = "personal"
 
 SUMS = "sums.json"
 """File with the weights of the secure sums in which this client has a part."""
+
+STEPS_SCOPE = "steps"
+"""The scope of sums of steps: of boosting and of a regression. A step of a linear model is
+one of both, so that in the scope of a run they are combined with those of models, too.
+"""
 
 SUMMED_ROWS = "summed-rows"
 """File with the digest of the rows that these sums are of."""
@@ -284,7 +288,7 @@ class RoundHandler:
             self._hold(
                 request,
                 {steps.key: vector},
-                scope=STEPS,
+                scope=STEPS_SCOPE,
                 equally=steps.clients,
                 asked=steps.asked,
             )

@@ -16,6 +16,7 @@ from fedtailor.remote.wire.messages import Request
 from fedtailor.remote.wire.refusals import Refusal, refuse_unless, refusing
 from fedtailor.remote.wire.request_kind import CLIENTS
 from fedtailor.remote.wire.wire import common_digest
+from fedtailor.statistics.boosting.grid import MOST_CLIENTS
 
 T = TypeVar("T")
 
@@ -76,9 +77,10 @@ class StepsClient(ABC, Generic[T]):
         with refusing(Refusal.MALFORMED):
             steps = self._read(plain, request.arrays)
         refuse_unless(
-            type(clients) is int and clients >= MIN_CLIENTS,
+            type(clients) is int and MIN_CLIENTS <= clients <= MOST_CLIENTS,
             Refusal.UNSAFE_SUM,
-            f"{self.what} adds over {MIN_CLIENTS} clients or more, not {clients!r}",
+            f"{self.what} adds over {MIN_CLIENTS} to {MOST_CLIENTS} clients, not"
+            f" {clients!r}",
         )
         assert isinstance(clients, int)
         self.clients = clients

@@ -51,7 +51,7 @@ from fedtailor.remote.job.installed_code import check_code
 from fedtailor.remote.wire.waits import check_wait
 from fedtailor.statistics.boosting import BoostingSettings
 from fedtailor.statistics.boosting.bins import MOST_BINS
-from fedtailor.statistics.regression import Errors, Model, check_settings
+from fedtailor.statistics.regression import Model
 
 NUMBER = "number"
 """The kind of a column of numbers; the other kind is a list of categories."""
@@ -136,8 +136,7 @@ class _Boosting(_Table):
 
 class _Regression(_Table):
     model: Model
-    intercept: Literal["common", "fixed", "random"] = "common"
-    errors: Errors = "model"
+    intercept: Literal["common", "fixed"] = "common"
 
 
 @dataclass(frozen=True)
@@ -145,12 +144,11 @@ class RegressionSettings:
     """A regression that a federation may fit, in addition to what it trains.
 
     Attributes:
-        model, intercept, errors: see `fit_regression`.
+        model, intercept: see `fit_regression`.
     """
 
     model: Model
     intercept: Literal["common", "fixed"] = "common"
-    errors: Errors = "model"
 
 
 @dataclass(frozen=True)
@@ -480,17 +478,11 @@ def _regression(
         if kind == "category" and schema.columns[name] is None
     ]
     with _errors_at("regression"):
-        check_settings(table.model, table.intercept, table.errors)
         require(
             spec.privacy.sums is not None,
             "products of columns show nearly the rows themselves, so a regression needs"
             " sums behind masks: set secure_aggregation = true in [privacy], or leave out"
             " [regression]",
-        )
-        require(
-            table.intercept != "random",
-            "random intercepts need the sums of each client by itself, which masks hide;"
-            ' choose intercept = "fixed", or errors = "CR1"',
         )
         require(
             fits and schema.windowing is None,
@@ -501,8 +493,7 @@ def _regression(
             f"a regression needs the categories of {join_names(unlisted)}: list them in"
             " [data.columns]",
         )
-    assert table.intercept != "random"
-    return RegressionSettings(table.model, table.intercept, table.errors)
+    return RegressionSettings(table.model, table.intercept)
 
 
 def _spec(content: Mapping[str, Any], training: _Training) -> RunSpec:

@@ -22,7 +22,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedtailor._base.choice import require
 from fedtailor._base.files import atomic_write
-from fedtailor._base.groups import MIN_ROWS
 from fedtailor.data.tables import Preprocessing
 from fedtailor.data.tables.kinds import parse_as
 from fedtailor.data.tables.options import TableOptions
@@ -189,8 +188,8 @@ class Statistics(BaseModel):
         else:
             require(
                 self.target.count > 0,
-                f"the target {schema.target!r} has values in fewer than {MIN_ROWS} training"
-                " rows of every client; collect more rows",
+                f"no client says anything of the target {schema.target!r}: it has values in"
+                " too few training rows, or mostly rare ones; collect more rows",
             )
             target = TargetEncoding(
                 schema.target, "regression", (), self.target.mean, self.target.deviation

@@ -39,7 +39,7 @@ from fedtailor.statistics.boosting import (
     save_boosted,
     save_progress,
 )
-from fedtailor.statistics.boosting.grid import LARGEST, LIMBS
+from fedtailor.statistics.boosting.grid import LARGEST, LIMBS, MOST_CLIENTS
 
 FOLDER = "boosted"
 """Directory of the shared trees, within that of the federation."""
@@ -97,8 +97,9 @@ def boost_clients(
     assert job.boosting is not None
     check_place(directory, resume=resume)
     require(
-        len(rows) >= MIN_CLIENTS,
-        f"boosting adds over {MIN_CLIENTS} clients or more, and {len(rows)} are ready",
+        MIN_CLIENTS <= len(rows) <= MOST_CLIENTS,
+        f"boosting adds over {MIN_CLIENTS} to {MOST_CLIENTS} clients, and {len(rows)} are"
+        " ready",
     )
     total = sum(int(counts[0]) for counts in rows.values())
     require(total < LARGEST, f"boosting adds up to {LARGEST:g} rows, not {total:,}")

@@ -16,6 +16,7 @@ from fedtailor.remote.keys.secret import run_identity
 from fedtailor.remote.server.steps import StepsServer
 from fedtailor.remote.wire.regression import REGRESS, from_vector, plain_question
 from fedtailor.remote.wire.transport import Transport
+from fedtailor.statistics.boosting.grid import MOST_CLIENTS
 from fedtailor.statistics.regression import (
     Fitted,
     Regression,
@@ -59,9 +60,9 @@ def fit_clients(
     )
     assert job.regression is not None
     require(
-        len(names) >= MIN_CLIENTS,
-        f"a regression adds over {MIN_CLIENTS} clients or more, and {len(names)} are"
-        " ready",
+        MIN_CLIENTS <= len(names) <= MOST_CLIENTS,
+        f"a regression adds over {MIN_CLIENTS} to {MOST_CLIENTS} clients, and"
+        f" {len(names)} are ready",
     )
     design, settings = design_names(job.schema), job.regression
     with TemporaryDirectory() as folder:
@@ -85,7 +86,6 @@ def fit_clients(
         settings.model,
         levels=design.levels,
         intercept=settings.intercept,
-        errors=settings.errors,
     )
     return fitted.regression, _notes(job, fitted, design.names)
 

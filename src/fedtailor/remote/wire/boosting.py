@@ -20,7 +20,6 @@ from fedtailor.statistics.boosting import BoostingRequest, BoostingSettings, Tre
 from fedtailor.statistics.boosting.bins import BISECTIONS
 from fedtailor.statistics.boosting.grid import (
     LIMBS,
-    MOST_CLIENTS,
     from_grid,
     from_limbs,
     to_grid,
@@ -289,9 +288,6 @@ def to_vector(
     Raises:
         ValueError: a number is too large.
     """
-    require(
-        clients <= MOST_CLIENTS, f"boosting adds over {MOST_CLIENTS} clients at most"
-    )
     parts = to_limbs(to_grid(answer).reshape(-1))
     return parts.reshape(-1).astype(np.float64) * (clients * fixed_point.step)
 

@@ -6,7 +6,7 @@ keys, holds the question; the answer is one vector.
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,8 +14,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from fedtailor._base.choice import require
 from fedtailor.aggregation.secure_sums import FixedPoint
-from fedtailor.statistics.boosting.grid import MOST_CLIENTS
-from fedtailor.statistics.regression import Kind, RegressionRequest
+from fedtailor.statistics.regression import RegressionRequest
 from fedtailor.statistics.regression.grid import PARTS, from_parts, to_parts
 
 REGRESS = "regress"
@@ -29,19 +28,20 @@ class Question(BaseModel):
     arrays.
 
     Attributes:
-        kind, again: see `RegressionRequest`.
+        kind, again: see `RegressionRequest`. Products of clients' scores, for robust errors,
+            are none of them: with the scores they show single clients' numbers.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
-    kind: Kind
+    kind: Literal["kept", "start", "spread", "begin", "step"]
     again: bool = False
 
 
 def plain_question(request: RegressionRequest) -> dict[str, Any]:
     """A request as plain values, which `read_question` reads."""
-    question = Question(kind=request.kind, again=request.again)
-    return question.model_dump(exclude_defaults=True)
+    plain = {"kind": request.kind, "again": request.again}
+    return Question.model_validate(plain).model_dump(exclude_defaults=True)
 
 
 def read_question(
@@ -77,7 +77,7 @@ def read_question(
             and bool((np.diff(kept) > 0).all())
         )
         require(is_valid, "the inputs of a regression are not well formed")
-        shared = len(arrays.get("shared", ()))
+        shared = np.size(arrays.get("shared", ()))
         require(
             shared in (len(kept), len(kept) + 1),
             "a regression has other coefficients than inputs",
@@ -90,7 +90,7 @@ def read_question(
             "shared": (shared,),
         }
     if read.kind == "step":
-        shared = len(arrays.get("shared", ()))
+        shared = np.size(arrays.get("shared", ()))
         shapes = {"shared": (shared,), "step": (shared,), "length": (1,)}
     require(
         set(arrays) == set(shapes),
@@ -116,10 +116,6 @@ def to_vector(
     Raises:
         ValueError: a number is too large.
     """
-    require(
-        clients <= MOST_CLIENTS,
-        f"a regression adds over {MOST_CLIENTS} clients at most",
-    )
     parts = to_parts(answer).reshape(-1)
     return parts.astype(np.float64) * (clients * fixed_point.step)
 

@@ -121,7 +121,6 @@ def fit_from_sums(
     *,
     levels: Sequence[Sequence[int]] = (),
     intercept: Literal["common", "fixed"] = "common",
-    errors: Errors = "model",
     least_clients: int = MIN_CLIENTS,
 ) -> Fitted:
     """Fit a regression of which only sums over clients are known.
@@ -129,7 +128,7 @@ def fit_from_sums(
     Args:
         ask: asks all clients, each of which has `RegressionRows`.
         names: of the inputs [p].
-        model, intercept, errors: see `fit_regression`.
+        model, intercept: see `fit_regression`.
         levels: inputs that are 1 for a level of one category and 0 for the others, by
             category. The most frequent level, the first of several, is not used as an
             input, and neither are levels that no row has.
@@ -140,7 +139,7 @@ def fit_from_sums(
         ValueError: see `fit_regression`.
     """
     intercept = "fixed" if model == "cox" else intercept
-    begun = _begin(ask, names, model, intercept, errors, levels, least_clients)
+    begun = _begin(ask, names, model, intercept, "model", levels, least_clients)
     return Fitted(_finish(begun), begun.kept, begun.compared)
 
 
@@ -177,6 +176,10 @@ def check_targets(y: Float[np.ndarray, " n"], model: Model) -> None:
         )
 
 
+_WRONG_SUMS = (
+    "the sums of the clients are not those of any rows, as a variance is not above 0; a"
+    " client may send wrong numbers"
+)
 _TWO_CLASSES = "the target of a logistic regression is 0 or 1, and both occur"
 
 
@@ -270,6 +273,7 @@ def _begin(
         at_start.is_finite, "the inputs are too far apart; leave out rows or inputs"
     )
     _require_independent(at_start.sums, used, has_intercept=intercept != "fixed")
+    require(_is_positive(at_start.sums), _WRONG_SUMS)
     found = Regression(
         model,
         intercept,
@@ -307,6 +311,7 @@ def _finish(begun: _Begun) -> Regression:
     """Take the steps, and compute the errors."""
     model, totals, units = begun.found.model, begun.totals, begun.units
     coefficients, total, steps = _newton(begun)
+    require(_is_positive(total), _WRONG_SUMS)
     inverse = np.linalg.inv(total.information)
     freedom, sigma2, covariance = np.inf, None, inverse
     log_likelihood, events = total.log_likelihood, None
@@ -417,13 +422,22 @@ class _Units:
         )
 
 
+def _is_positive(sums: Sums) -> bool:
+    """Whether all variances of combinations of coefficients are above 0."""
+    try:
+        np.linalg.cholesky(sums.information)
+    except np.linalg.LinAlgError:
+        return False
+    return True
+
+
 def _newton(begun: _Begun) -> tuple[Float[np.ndarray, " q"], Sums, int]:
     """Take steps until one is far below the standard errors.
 
     Returns:
         The coefficients, the sums at them, and the number of steps.
     """
-    shared, total = begun.shared, begun.at_start
+    shared, total, asked = begun.shared, begun.at_start, 0
     for number in range(_MAX_STEPS + 1):
         sums = total.sums
         try:
@@ -435,7 +449,8 @@ def _newton(begun: _Begun) -> tuple[Float[np.ndarray, " q"], Sums, int]:
         length, tried = 1.0, _step(begun, shared, step, 1.0)
         least = sums.log_likelihood - 1e-12 * abs(sums.log_likelihood)
         while not tried.is_finite or tried.sums.log_likelihood < least:
-            if length < _SHORTEST:
+            asked += 1
+            if length < _SHORTEST or asked + _MAX_STEPS > MOST_QUESTIONS - 5:
                 break
             length /= 2
             tried = _step(begun, shared, step, length, again=True)
@@ -494,7 +509,9 @@ def _refuse_separated(begun: _Begun, now: Sums) -> None:
 
     Each step along them takes a share of the information, down to nothing.
     """
-    has_intercept = begun.found.intercept != "fixed"
+    model, has_intercept = begun.found.model, begun.found.intercept != "fixed"
+    if model == "linear" or not np.isfinite(now.information).all():
+        return
     left, directions = eigh(now.information, begun.at_start.sums.information)
     if left[0] > _SEPARATED:
         return
@@ -504,7 +521,7 @@ def _refuse_separated(begun: _Begun, now: Sums) -> None:
         "logistic": f"{causes} separate the two outcomes",
         "poisson": f"every count is 0 where {causes} have some values",
         "cox": f"{causes} separate who has the event first",
-    }[begun.found.model]
+    }[model]
     raise ValueError(
         f"{what}, so that no finite coefficient is the best; leave out inputs with drop,"
         " or bring categories together"

@@ -180,7 +180,9 @@ class RegressionRows:
             self._shared = len(request.arrays["shared"])
         if not self.is_kept and request.kind != "kept":
             return np.zeros(answer_size(request, self._inputs, self._shared))
-        return getattr(self, f"_{request.kind}")(request)
+        # What is asked may be made to be too large.
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            return getattr(self, f"_{request.kind}")(request)
 
     def _kept(self, request: RegressionRequest) -> NDArray[np.float64]:
         return np.array([self.is_kept, self.says_nothing, self._missing], np.float64)
@@ -234,9 +236,8 @@ class RegressionRows:
             ValueError: at the beginning they are not finite.
         """
         coefficients = np.append(own, shared) if self._own_intercept else shared
-        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-            found = sums_of(self.rows, self._model, coefficients)
-            vector = self._vector_of(found)
+        found = sums_of(self.rows, self._model, coefficients)
+        vector = self._vector_of(found)
         # Comparisons with NaN are false.
         if (np.abs(vector) < -INFINITE / 2).all():
             self._last = own, found

@@ -227,17 +227,11 @@ def pytest_terminal_summary(terminalreporter):
 
 
 def pytest_runtest_teardown(item):
-    """Forget compiled programs in time: of each a process holds some memory maps, and
-    XLA crashes where Linux gives no more of them (65,530)."""
-    maps = Path("/proc/self/maps")
-    if (
-        next(FINISHED) % 20 == 0
-        and maps.exists()
-        and maps.read_bytes().count(b"\n") > 30_000
-    ):
-        import jax  # not before the settings above
+    """Forget compiled programs in time, as comparisons do."""
+    if next(FINISHED) % 20 == 0:
+        from fedtailor._base.memory import forget_programs_in_time  # after the settings
 
-        jax.clear_caches()
+        forget_programs_in_time()
 
 
 @pytest.fixture(scope="session")

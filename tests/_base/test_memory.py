@@ -31,3 +31,15 @@ def test_methods_that_compare_all_pairs_refuse_more_clients_than_fit(kind, monke
         ValueError, match=f"^{kind.about.name}, which compares each of 5"
     ):
         method.check(population)
+
+
+def test_programs_are_forgotten_before_there_are_no_maps(monkeypatch, tmp_path):
+    """A comparison of 126 runs was ended by XLA in its seventy-first."""
+    maps, cleared = tmp_path / "maps", []
+    monkeypatch.setattr(memory, "_MAPS", maps)
+    monkeypatch.setattr(memory.jax, "clear_caches", lambda: cleared.append(1))
+    memory.forget_programs_in_time()  # not Linux
+    for count, times in ((30_000, 0), (30_001, 1)):
+        maps.write_text("a map\n" * count)
+        memory.forget_programs_in_time()
+        assert len(cleared) == times

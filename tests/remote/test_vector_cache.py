@@ -31,7 +31,7 @@ from fedtailor.remote.wire.vector_cache import (
     VectorCache,
     vector_digest,
 )
-from fedtailor.remote.wire.wire import MAX_INBOX, read_downlink
+from fedtailor.remote.wire.wire import read_downlink
 
 ROWS = np.arange(12, dtype=np.float32).reshape(4, 3)
 INITIAL = np.full(3, 7, np.float32)
@@ -277,7 +277,7 @@ def test_streams_are_padded_within_one_size(monkeypatch):
 
 def test_no_more_streams_are_read_than_a_method_can_have(monkeypatch):
     """A message of 121 kB that named one model 30,000 times took three minutes."""
-    many = np.zeros(MAX_INBOX // 2, np.int32)
+    many = np.zeros(request_size.MAX_INBOX // 2, np.int32)
     arrays = {"stream/a": ROWS[:1], "index/a": many, "stream/b": ROWS[:1]}
     read_downlink(arrays | {"index/b": many})
     with pytest.raises(Refused, match="names 1025 streams"):
@@ -292,3 +292,11 @@ def test_a_text_is_measured_before_it_is_parsed(monkeypatch):
     long = encode_request(replace(request(ROWS), algorithm={"x": [[]] * 2000}))
     with pytest.raises(ValueError, match=r"a text of 0\.0 MB is too long"):
         decode_request(long)
+
+
+def test_short_vectors_are_counted_before_they_are_rows():
+    """20 MB of vectors of one number took a gigabyte."""
+    short = np.zeros((request_size.MAX_INBOX + 1, 1), np.float32)
+    asked = replace(request(ROWS), arrays={"stream/model": short})
+    with pytest.raises(Refused, match="holds 1025 vectors"):
+        VectorCache().fill_in(asked)

@@ -22,8 +22,24 @@ _ARENA_MAX, _MMAP_THRESHOLD = -8, -3
 """Names of glibc's options, from its malloc.h."""
 
 
+_MAPS = Path("/proc/self/maps")
+"""The memory maps of this process on Linux, one a line."""
+
+_MANY_MAPS = 30_000
+"""Of 65,530 that Linux gives a process."""
+
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 """The limit of this process's container on Linux, in bytes, or the word "max"."""
+
+
+def forget_programs_in_time() -> None:
+    """Forget compiled programs before Linux gives no more memory maps.
+
+    Each program takes some, and XLA ends the process where there are none left: after some
+    seventy runs of different methods.
+    """
+    if _MAPS.exists() and _MAPS.read_bytes().count(b"\n") > _MANY_MAPS:
+        jax.clear_caches()
 
 
 def total_memory() -> int:

@@ -219,7 +219,9 @@ def _shown_numbers(values: pl.Series, least: int) -> pl.Series:
     gaps = values.is_null().arg_true()
     few = len(gaps) if len(gaps) < least else 0
     # Before gaps are filled: with fillers, few rows of a number would be as many as it takes.
-    values = _without_small_groups(values, least, few)
+    # Far ones first: the range of the others says whether these hide each other.
+    nearer = _without_far(values, least, few)
+    values = _without_rare(nearer, least, few, int((nearer != values).sum()))
     _, rows = counts_of(values)
     if few and (rows < least).any():
         present = np.sort(values.drop_nulls().to_numpy())
@@ -248,33 +250,13 @@ def _without_exactly_few(values: pl.Series, least: int) -> pl.Series:
     return values.replace(moved) if moved else values
 
 
-def _without_small_groups(values: pl.Series, least: int, gaps: int) -> pl.Series:
-    """Numbers without far and rare ones.
+def _without_rare(values: pl.Series, least: int, gaps: int, moved: int) -> pl.Series:
+    """Numbers without those that few rows share, unless these hide each other.
 
     Args:
         values: the cells, with null for missing ones.
         least: see `shown`.
         gaps: how many of these are few gaps.
-    """
-    moved = 0
-    while True:
-        # Far ones first: the range of the others says whether these hide each other.
-        nearer = _without_far(values, least, gaps + moved)
-        moved += int((nearer != values).sum())
-        if moved >= least:
-            # Of a range of many sizes more and more rows are far from those that are left.
-            return values.clear(len(values))
-        changed = _without_rare(nearer, least, gaps, moved)
-        if changed.equals(values):
-            return values
-        values = changed
-
-
-def _without_rare(values: pl.Series, least: int, gaps: int, moved: int) -> pl.Series:
-    """Numbers without those that few rows share, unless these hide each other.
-
-    Args:
-        values, least, gaps: see `_without_small_groups`.
         moved: how many far rows have other rows' numbers.
     """
     numbers, rows = counts_of(values)
@@ -389,43 +371,63 @@ def _unit_of(numbers: NDArray[Any]) -> float:
     return unit * largest
 
 
-def _without_far(values: pl.Series, least: int, others: int) -> pl.Series:
+def _without_far(values: pl.Series, least: int, gaps: int) -> pl.Series:
     """Numbers without a few that are far from all others that few rows share.
 
     Sum and squares, less those of the bins, would be theirs. They become those of the others
     that are next to the median, each of them another one, which stays rare if it can: five
     rows of one number are exact. The nearest of the others may be far, too, and would be
-    many with them.
+    many with them. Rows that are far without those that are farther are so together; of
+    `least` or more the column is empty.
 
     Args:
-        values, least: see `shown`.
-        others: see `_are_many`.
+        values, least, gaps: see `_without_rare`.
     """
     numbers = values.drop_nulls().to_numpy()
     _, which, rows = np.unique(numbers, return_inverse=True, return_counts=True)
     rare = np.flatnonzero(rows[which] < least)
-    if not _are_many(int((rows < least).sum()), others, least):
+    if not _are_many(int((rows < least).sum()), gaps, least):
         return values
+    remain = _not_far(numbers, rare, least)
+    few = len(rare) - len(remain)
+    if few >= least:
+        return values.clear(len(values))
+    free = np.unique(numbers[remain[rows[which[remain]] < least - 1]])
+    if len(free) < few:
+        free = np.unique(numbers[remain])
+    middle = float(np.median(numbers[remain]))
+    nearest_first = np.argsort(np.abs(free - middle), kind="stable")
+    changed = numbers.copy()
+    changed[np.setdiff1d(rare, remain)] = free[nearest_first[:few]]
+    return _with_numbers(values, changed)
+
+
+def _not_far(
+    numbers: NDArray[Any], rare: NDArray[np.int64], least: int
+) -> NDArray[np.int64]:
+    """The places of numbers from which no few are far, until `least` others are.
+
+    Args:
+        numbers: of a column.
+        rare: places of those that few rows share.
+        least: see `shown`.
+    """
     # So that no square overflows.
     unit = max(float(np.abs(numbers[rare]).max()), 1e-300)
-    cells = numbers[rare] / unit
-    order = np.argsort(-np.abs(cells - np.median(cells)), kind="stable")
-    for few in range(1, least):
-        far, rest = order[:few], cells[order[few:]]
-        nearest = np.abs(cells[far] - rest.mean()).min()
-        next_one = np.abs(rest - rest.mean()).max()
-        if nearest < _FAR * rest.std() or nearest < _APART * next_one:
-            continue
-        remain = rare[order[few:]]
-        free = np.unique(numbers[remain[rows[which[remain]] < least - 1]])
-        if len(free) < few:
-            free = np.unique(numbers[remain])
-        middle = float(np.median(numbers[remain]))
-        nearest_first = np.argsort(np.abs(free - middle), kind="stable")
-        changed = numbers.copy()
-        changed[rare[far]] = free[nearest_first[:few]]
-        return _with_numbers(values, changed)
-    return values
+    remain, is_found = rare, True
+    while is_found and len(rare) - len(remain) < least:
+        is_found, cells = False, numbers[remain] / unit
+        order = np.argsort(-np.abs(cells - np.median(cells)), kind="stable")
+        for few in range(1, least):
+            far, rest = order[:few], cells[order[few:]]
+            nearest = np.abs(cells[far] - rest.mean()).min()
+            next_one = np.abs(rest - rest.mean()).max()
+            # The deviation of a small sample can be small by chance.
+            least_far = _FAR * (1 + 8 / len(rest)) * rest.std()
+            if nearest >= max(least_far, _APART * next_one):
+                remain, is_found = remain[order[few:]], True
+                break
+    return remain
 
 
 def _with_numbers(values: pl.Series, numbers: NDArray[Any]) -> pl.Series:

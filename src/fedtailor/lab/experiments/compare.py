@@ -23,6 +23,7 @@ import numpy as np
 
 from fedtailor._base.choice import require
 from fedtailor._base.files import reason
+from fedtailor._base.memory import forget_programs_in_time
 from fedtailor._base.notebook import html_paragraphs, html_table
 from fedtailor._base.printable import say_status
 from fedtailor.engine.executors import Settings
@@ -283,6 +284,7 @@ class Comparison:
         self, method: ComparedMethod, candidate: Candidate, seeds: Sequence[int]
     ) -> None:
         """Train a candidate on some seeds, and add its runs to the index."""
+        forget_programs_in_time()
         if len(seeds) > 1:
             self._runs.train_at_once(method, candidate, seeds)
         for seed in seeds:

@@ -97,7 +97,7 @@ class ClientStore:
         require(
             path.is_file() and self._run() == run,
             f"the state after round {state_round} of this run is not in"
-            f" {self.directory}; restore it from a backup, or join as a new client",
+            f" {self.directory}; restore it from a backup, or begin a new run",
         )
         return load_tree(path)
 

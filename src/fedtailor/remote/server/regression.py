@@ -15,7 +15,7 @@ from fedtailor.remote.job.statistics import Statistics
 from fedtailor.remote.keys.secret import run_identity
 from fedtailor.remote.server.steps import StepsServer
 from fedtailor.remote.wire.regression import REGRESS, from_vector, plain_question
-from fedtailor.remote.wire.transport import Transport
+from fedtailor.remote.wire.transport import TooFewClients, Transport
 from fedtailor.statistics.boosting.grid import MOST_CLIENTS
 from fedtailor.statistics.regression import (
     Fitted,
@@ -80,13 +80,19 @@ def fit_clients(
         mean = steps.sum(plain_question(request), arrays, size * PARTS)
         return from_vector(mean, steps.fixed_point)
 
-    fitted = fit_from_sums(
-        ask,
-        design.names,
-        settings.model,
-        levels=design.levels,
-        intercept=settings.intercept,
-    )
+    try:
+        fitted = fit_from_sums(
+            ask,
+            design.names,
+            settings.model,
+            levels=design.levels,
+            intercept=settings.intercept,
+        )
+    except TooFewClients:
+        raise
+    except ValueError as error:
+        # A table is given the names of columns to drop, and a job lists those that it has.
+        raise ValueError(str(error).replace("with drop", "of the job")) from None
     return fitted.regression, _notes(job, fitted, design.names)
 
 

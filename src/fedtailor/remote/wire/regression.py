@@ -79,7 +79,7 @@ def read_question(
         require(is_valid, "the inputs of a regression are not well formed")
         shared = np.size(arrays.get("shared", ()))
         require(
-            shared in (len(kept), len(kept) + 1),
+            len(kept) > 0 and shared in (len(kept), len(kept) + 1),
             "a regression has other coefficients than inputs",
         )
         shapes = {

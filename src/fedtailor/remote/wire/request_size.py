@@ -14,6 +14,11 @@ CACHED_SHARE = 0.125
 """Largest share of the memory that vectors take which may be named again."""
 
 
+MAX_INBOX = 1024
+"""The most vectors of a request, and rows of a client's inboxes: a method computes with each,
+and a few bytes name any number of them.
+"""
+
 TEXT_SHARE = 1 / 256
 """Largest share of the memory that the text of a message may have.
 

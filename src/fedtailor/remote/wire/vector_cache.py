@@ -19,7 +19,7 @@ import numpy as np
 
 from fedtailor.remote.wire.messages import Request
 from fedtailor.remote.wire.refusals import Refusal, refuse_unless
-from fedtailor.remote.wire.request_size import check_size, most_cached
+from fedtailor.remote.wire.request_size import MAX_INBOX, check_size, most_cached
 
 DIGEST_BYTES = 16
 KNOWN = "known/"
@@ -125,6 +125,13 @@ class VectorCache:
             all(arrays[name].ndim for name in names),
             Refusal.MALFORMED,
             "a request holds a number where vectors belong",
+        )
+        # Short vectors take fifty times their bytes as rows with digests.
+        vectors = sum(len(_as_rows(name, arrays[name])) for name in names)
+        refuse_unless(
+            vectors <= MAX_INBOX,
+            Refusal.MALFORMED,
+            f"a request holds {vectors} vectors; a client takes {MAX_INBOX} at most",
         )
         # There can be any number of vectors of length 0 in no bytes.
         refuse_unless(

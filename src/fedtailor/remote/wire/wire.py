@@ -48,16 +48,11 @@ from fedtailor.protocol import (
 )
 from fedtailor.remote.wire.messages import ArraySpec, Request
 from fedtailor.remote.wire.refusals import Refusal, refuse_unless
-from fedtailor.remote.wire.request_size import check_size
+from fedtailor.remote.wire.request_size import MAX_INBOX, check_size
 from fedtailor.remote.wire.vector_cache import INITIAL, STREAM, vector_digest
 
 UPDATE = "update/"
 """Prefix of the names of a client's messages."""
-
-MAX_INBOX = 1024
-"""The most rows of a client's inboxes: a method computes with each, and a few bytes name any
-number of them.
-"""
 
 WORK = "work"
 WORK_SPEC = ArraySpec((2,), "int64", 0, 2**40)

@@ -219,7 +219,9 @@ class RoundHandler:
         if task == "client":
             # Save the state before answering: the coordinator may ask for it as soon as
             # it has accepted the answer.
-            self._store.prune(request.state_round, request.durable_state_round)
+            self._store.prune(
+                request.state_round, request.durable_state_round, request.run
+            )
             self._save(request, answers.states)
         elif task == "init_unseen":
             self._newcomer = (request.run, request.round, phase), answers.states

@@ -10,17 +10,17 @@ states of another: the same request would have another answer then, and another 
 """
 
 import re
+import shutil
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from fedtailor._base.choice import require
-from fedtailor._base.files import atomic_write
 from fedtailor.engine.storage.checkpoint import load_tree, save_tree
 from fedtailor.engine.storage.lock import LOCK, ProcessLock
 
-RUN = "run"
-"""File with the identity of the run whose states are stored."""
+RUN = "run-"
+"""Beginning of the name of a run's directory of states."""
 
 _NAME = re.compile(r"round-(\d{8})\.safetensors")
 
@@ -72,9 +72,12 @@ class ClientStore:
         """Release the lock."""
         self._lock.release()
 
-    def rounds(self) -> list[int]:
-        """The rounds whose states are stored, in ascending order."""
-        matches = (_NAME.fullmatch(path.name) for path in self.directory.iterdir())
+    def rounds(self, run: str = "") -> list[int]:
+        """The rounds of a run whose states are stored, in ascending order."""
+        folder = self._folder(run)
+        if not folder.is_dir():
+            return []
+        matches = (_NAME.fullmatch(path.name) for path in folder.iterdir())
         return sorted(int(match[1]) for match in matches if match)
 
     def load(self, state_round: int, run: str = "") -> Any | None:
@@ -93,9 +96,9 @@ class ClientStore:
         """
         if state_round < 0:
             return None
-        path = self._path(state_round)
+        path = self._path(state_round, run)
         require(
-            path.is_file() and self._run() == run,
+            path.is_file(),
             f"the state after round {state_round} of this run is not in"
             f" {self.directory}; restore it from a backup, or begin a new run",
         )
@@ -109,15 +112,15 @@ class ClientStore:
             state: a tree of plain containers and arrays.
             run: identity of the run.
         """
-        if self._run() != run:
-            for stored in self.rounds():
-                self._path(stored).unlink()
-            with atomic_write(self.directory / RUN) as temporary:
-                temporary.write_text(run, "utf-8")
-        save_tree(self._path(round), state)
+        folder = self._folder(run)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        save_tree(self._path(round, run), state)
+        for other in self.directory.glob(f"{RUN}*"):
+            if other != folder:
+                shutil.rmtree(other, ignore_errors=True)
 
-    def prune(self, state_round: int, durable_state_round: int) -> None:
-        """Delete the states that the coordinator cannot ask for any more.
+    def prune(self, state_round: int, durable_state_round: int, run: str = "") -> None:
+        """Delete the states of a run that the coordinator cannot ask for any more.
 
         Those are states older than the one in the coordinator's last checkpoint, from
         which it resumes after a crash. If that one is not here, the number is wrong,
@@ -128,18 +131,18 @@ class ClientStore:
         Args:
             state_round: see `Request`.
             durable_state_round: see `Request`.
+            run: identity of the run.
         """
-        stored = self.rounds()
+        stored = self.rounds(run)
         if durable_state_round >= 0 and durable_state_round not in stored:
             return
         for round in stored:
             if round < durable_state_round and round != state_round:
-                self._path(round).unlink(missing_ok=True)
+                self._path(round, run).unlink(missing_ok=True)
 
-    def _run(self) -> str:
-        """The run whose states are stored."""
-        path = self.directory / RUN
-        return path.read_text("utf-8") if path.exists() else ""
+    def _folder(self, run: str) -> Path:
+        """The directory of a run's states."""
+        return self.directory / f"{RUN}{run}" if run else self.directory
 
-    def _path(self, round: int) -> Path:
-        return self.directory / f"round-{round:08d}.safetensors"
+    def _path(self, round: int, run: str) -> Path:
+        return self._folder(run) / f"round-{round:08d}.safetensors"

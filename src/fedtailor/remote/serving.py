@@ -1,7 +1,7 @@
 """What a coordinator does from its first word to the delivery of models, in one call."""
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -29,8 +29,42 @@ from fedtailor.remote.service import (
     monitored,
     wait_for_clients,
 )
-from fedtailor.remote.wire.run_log import COORDINATOR_LOG, RunLog
+from fedtailor.remote.wire.run_log import COORDINATOR_LOG, Lines, RunLog
 from fedtailor.remote.wire.transport import TooFewClients
+
+
+@contextmanager
+def prepared(
+    directory: Path, *, host: str, wait: float
+) -> Iterator[tuple[Connection, dict[str, NDArray[np.int64]], Statistics | None]]:
+    """Open the port of a federation, and wait until clients are there and prepared.
+
+    Args:
+        directory: the federation's directory.
+        host: address to listen on.
+        wait: seconds to wait for the clients.
+
+    Yields:
+        The connection; the numbers of rows [3] of each client that is ready, by name; and
+        the pooled statistics of their tables, None without federated preprocessing.
+
+    Raises:
+        ValueError: see `connected`; or no client came.
+    """
+    coordinator = directory / COORDINATOR
+    with (
+        Lines().of(COORDINATOR_LOG),
+        connected(directory, host=host) as connection,
+    ):
+        rows = ready_clients(connection, wait=wait)
+        statistics = agreed_statistics(
+            connection,
+            rows,
+            coordinator,
+            wait=wait,
+            known=Statistics.load(coordinator, connection.job.schema),
+        )
+        yield connection, rows, statistics
 
 
 def serve(

@@ -38,15 +38,12 @@ def boost(options: Boost) -> int:
     """Boosts trees over the clients."""
     from fedtailor.cli.progress import explain_interrupt
     from fedtailor.remote.job.job import read_job
-    from fedtailor.remote.job.statistics import Statistics
-    from fedtailor.remote.keys.kit import COORDINATOR, JOB
+    from fedtailor.remote.keys.kit import JOB
     from fedtailor.remote.server.boosting import FOLDER, boost_clients, check_place
-    from fedtailor.remote.service import connected
-    from fedtailor.remote.serving import agreed_statistics, ready_clients
-    from fedtailor.remote.wire.run_log import COORDINATOR_LOG, Lines
+    from fedtailor.remote.serving import prepared
     from fedtailor.remote.wire.transport import TooFewClients
 
-    job, coordinator = read_job(options.dir / JOB), options.dir / COORDINATOR
+    job = read_job(options.dir / JOB)
     directory = options.dir / FOLDER
     require(
         job.boosting is not None,
@@ -60,18 +57,11 @@ def boost(options: Boost) -> int:
     )
     assert job.boosting is not None
     most = job.boosting.settings.trees
-    with (
-        Lines().of(COORDINATOR_LOG),
-        connected(options.dir, host=options.listen) as connection,
+    with prepared(options.dir, host=options.listen, wait=options.wait) as (
+        connection,
+        rows,
+        statistics,
     ):
-        rows = ready_clients(connection, wait=options.wait)
-        statistics = agreed_statistics(
-            connection,
-            rows,
-            coordinator,
-            wait=options.wait,
-            known=Statistics.load(coordinator, job.schema),
-        )
         try:
             with explain_interrupt(f"stopped; {advice}"):
                 model = boost_clients(

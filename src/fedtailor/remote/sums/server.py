@@ -280,9 +280,11 @@ class SecureSumServer:
     def _advertise_keys(self) -> Mapping[str, NamedArrays]:
         """Ask each client for its two public keys."""
         key = ArraySpec((KEY_BYTES,), "uint8")
-        key_names = ("masking", "sealing")
+        key_names: tuple[str, ...] = ("masking", "sealing")
         arrays: dict[str, NamedArrays] = {name: {} for name in self._asked}
-        specs = {name: dict.fromkeys(key_names, key) for name in self._asked}
+        specs: dict[str, dict[str, ArraySpec]] = {
+            name: dict.fromkeys(key_names, key) for name in self._asked
+        }
         answers = self._run_stage(SumStage(KEYS, self._session, arrays, specs))
         # Others would refuse a sum with such a key, and not the one who sent it.
         valid, seen, throwaway = (

@@ -97,7 +97,8 @@ class Totals:
     @staticmethod
     def of(vector: Float[NDArray, " n"]) -> "Totals":
         """Of an answer."""
-        return Totals(*vector[:4].tolist(), vector[4:])
+        rows, y, events, gammas = vector[:4].tolist()
+        return Totals(rows, y, events, gammas, vector[4:])
 
 
 @dataclass(frozen=True)
@@ -161,7 +162,8 @@ class RegressionRows:
     def __init__(
         self, rows: ClientRows, model: Model, *, own_intercept: bool, missing: int = 0
     ) -> None:
-        self.rows, self._model = rows, model
+        self.rows = rows
+        self._model: Model = model
         self._own_intercept = own_intercept and model != "cox"
         self._missing = missing
         self.says_nothing = own_intercept and _is_explained(rows, model)

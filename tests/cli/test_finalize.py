@@ -256,6 +256,10 @@ def test_test_rows_are_kept_back_if_asked(copied, call):
     probs = run.personal("east").probabilities(client.test.x)
     expected = 1 - probs[np.arange(len(client.test.y)), client.test.y]
     np.testing.assert_allclose(found, np.sort(expected), atol=1e-5)
+    _, card, _ = call("card", out, "--client", "east")
+    card = " ".join(card.split())
+    assert "without the 36 test rows of the comparison's first split" in card
+    assert "No test rows are left" not in card
 
 
 def test_thresholds_of_final_models_are_those_of_the_comparison(copied, call):

@@ -29,8 +29,8 @@ def test_a_trial_notices_what_is_lost(trials, monkeypatch):
     """
     monkeypatch.setattr(
         "fedtailor.remote.client.round_requests.ClientStore.load",
-        lambda store, state_round: (
-            LOAD(store, max(store.rounds())) if store.rounds() else None
+        lambda store, state_round, run: (
+            LOAD(store, max(store.rounds(run)), run) if store.rounds(run) else None
         ),
     )
     with pytest.raises(AssertionError):

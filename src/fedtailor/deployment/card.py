@@ -430,12 +430,19 @@ def _expectation(run: OpenedRun, client: str) -> str | None:
     found = record.clients.get(client)
     if found is None or found.value is None:
         return (
-            "None: all rows were trained on, and the comparison that chose the method has"
-            " no figure of this client."
+            "None: the comparison that chose the method has no figure of this client."
         )
     number_format = _NumberFormat(record.metric)
+    refitted = (
+        f"No test rows are left: the model was refitted on all {record.rows:,} rows."
+    )
+    if record.kept:
+        refitted = (
+            f"The model was refitted on {record.rows:,} rows, without the {record.kept:,}"
+            " test rows of the comparison's first split."
+        )
     text = (
-        f"No test rows are left: the model was refitted on all {record.rows:,} rows. The"
+        f"{refitted} The"
         f" comparison that chose it measured the same method ({markdown_text(found.method)}),"
         f" trained on fewer rows, on rows of this client that no training saw"
         f" ({record.splits} splits): {number_format.label}"

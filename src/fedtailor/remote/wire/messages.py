@@ -382,8 +382,9 @@ def _unpack(data: bytes, kind: type[E]) -> tuple[E, dict[str, np.ndarray]]:
     Raises:
         ValueError: the bytes are not a message of this kind.
     """
-    # The length of the header, of which arrays are no part.
-    check_text(int.from_bytes(data[:8], "little"))
+    # The header, of which arrays are no part. One that is longer than all is refused below.
+    header = int.from_bytes(data[:8], "little")
+    check_text(header if header <= len(data) else 0)
     try:
         entries = deserialize(data)
         # safetensors has checked the header, but returns texts only for files on disk.

@@ -335,7 +335,7 @@ def table(number: int, spread: float = 20) -> pl.DataFrame:
             "first": first,
             "second": second,
             "ward": ward,
-            "day": [f"2024-{1 + i % 12:02}-{1 + (i * 7) % 28:02}" for i in range(ROWS)],
+            "day": [f"2024-{1 + i % 12:02}-{1 + (i * 5) % 28:02}" for i in range(ROWS)],
             "label": label,
             "grade": np.array(["low", "middle", "high"])[np.arange(ROWS) % 3],
             "value": np.round(first * 2 + rng.normal(size=ROWS), 9),

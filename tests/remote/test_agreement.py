@@ -107,7 +107,7 @@ finite = st.floats(-1e6, 1e6).map(lambda value: round(value, 3))
 @given(
     st.lists(finite, min_size=2, max_size=20),
     finite,
-    st.integers(6, 50),
+    st.integers(9, 50),
 )
 def test_the_least_variance_is_that_of_equal_rows_elsewhere(own_rows, other, others):
     """Equal rows elsewhere have no variance of their own, so that the pooled one is the

@@ -11,12 +11,10 @@ from typing import Literal, get_args
 
 import numpy as np
 from jaxtyping import Float
-from scipy.linalg import eigh
 from scipy.special import logit
 
 from fedtailor._base.choice import check_choice, require
 from fedtailor._base.printable import join_names
-from fedtailor.statistics.mixed import ClientMoments, fit_mixed_model
 from fedtailor.statistics.regression.result import Regression
 from fedtailor.statistics.regression.rows import (
     Ask,
@@ -512,6 +510,8 @@ def _refuse_separated(begun: _Begun, now: Sums) -> None:
     model, has_intercept = begun.found.model, begun.found.intercept != "fixed"
     if model == "linear" or not np.isfinite(now.information).all():
         return
+    from scipy.linalg import eigh  # takes memory that clients do not need
+
     left, directions = eigh(now.information, begun.at_start.sums.information)
     if left[0] > _SEPARATED:
         return
@@ -535,6 +535,8 @@ def _with_random_intercepts(clients: Sequence[ClientRows], begun: _Begun) -> Reg
         clients: their rows, in the units of steps.
         begun: the regression before the first step.
     """
+    from fedtailor.statistics.mixed import ClientMoments, fit_mixed_model
+
     found, units = begun.found, begun.units
     mixed = fit_mixed_model([ClientMoments.of(rows.x, rows.y) for rows in clients])
     # The restricted likelihood is a density of contrasts, and has units.

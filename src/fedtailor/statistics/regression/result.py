@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float
-from scipy import stats
 
 from fedtailor.statistics.regression.sums import Model
 
@@ -63,10 +62,14 @@ class Regression:
     @property
     def p_values(self) -> Float[np.ndarray, " p"]:
         """Two-sided p values of coefficients of 0."""
+        from scipy import stats  # takes 40 MB, which clients do not need
+
         return 2 * stats.t.sf(np.abs(self.test_statistics), self.freedom)
 
     def intervals(self, level: float = 0.95) -> Float[np.ndarray, "p 2"]:
         """Confidence intervals of the coefficients."""
+        from scipy import stats
+
         half = stats.t.isf((1 - level) / 2, self.freedom) * self.standard_errors
         return np.stack([self.coefficients - half, self.coefficients + half], axis=1)
 

@@ -9,14 +9,12 @@ from fedtailor.statistics.regression.fit import (
     Fitted,
     Intercept,
     Model,
-    check_settings,
     check_targets,
     fit_from_sums,
     fit_regression,
 )
 from fedtailor.statistics.regression.result import Regression
 from fedtailor.statistics.regression.rows import (
-    Kind,
     RegressionRequest,
     RegressionRows,
     answer_size,
@@ -33,13 +31,11 @@ __all__ = [
     "Errors",
     "Fitted",
     "Intercept",
-    "Kind",
     "Model",
     "Regression",
     "RegressionRequest",
     "RegressionRows",
     "answer_size",
-    "check_settings",
     "check_targets",
     "fit_from_sums",
     "fit_regression",

@@ -15,6 +15,7 @@ from scipy.special import logit
 
 from fedtailor._base.choice import check_choice, require
 from fedtailor._base.printable import join_names
+from fedtailor.aggregation.secure_sums import MIN_CLIENTS
 from fedtailor.statistics.regression.result import Regression
 from fedtailor.statistics.regression.rows import (
     Ask,
@@ -46,9 +47,6 @@ _SEPARATED = 1e-8
 """The share of its information at the start which a coefficient that runs away loses."""
 _SHORTEST = 1e-9
 """The least part of a step of Newton's method that is tried."""
-
-MIN_CLIENTS = 3
-"""The least clients of a sum that is shown."""
 
 MOST_QUESTIONS = 120
 """Sums that a fit asks for at most; four to eight are usual."""

@@ -7,7 +7,7 @@ simulation the answers are added in one process.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 from jaxtyping import Float
@@ -19,7 +19,6 @@ from fedtailor.statistics.regression.grid import LARGEST, from_parts, to_parts
 from fedtailor.statistics.regression.sums import ClientRows, Model, Sums, sums_of
 
 Kind = Literal["kept", "start", "spread", "begin", "step", "clusters"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
 
 INFINITE = -LARGEST / 2**10
 """A client's log-likelihood where its numbers are not finite; the others are then those of

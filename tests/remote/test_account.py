@@ -21,6 +21,7 @@ from fedtailor.remote.client.account import (
 from fedtailor.remote.job.plan import plan_of
 from fedtailor.remote.wire.messages import Request, decode_reply, encode_request
 from fedtailor.remote.wire.refusals import Refusal, Refused
+from fedtailor.remote.wire.request_kind import DESCRIBE
 from remote.jobs import Clients
 from remote.test_noise_over_machines import KINDS, released, remote, sent_models
 
@@ -297,6 +298,18 @@ def test_a_request_is_not_answered_again_about_other_rows(tmp_path):
     ours.shares[name] = replace(share, x=share.x + np.float32(1e-3))
     ours.responders[name] = ours.client(name)
     assert released(ours, first) is None
+
+
+def test_a_description_is_the_same_before_and_after_the_rows_are_known(tmp_path):
+    """Clients with federated preprocessing are described first."""
+    account = ClientAccount(tmp_path)
+    asked = request(task=DESCRIBE, run="", algorithm={"step": "noisy"}, arrays={})
+    account.record(asked)
+    account.rows = "digest of rows"
+    account.check(replace(asked))
+    account.record(request())
+    account.rows = "of other rows"
+    assert refusal(account, request()) is Refusal.ANSWERED
 
 
 NOISE = """

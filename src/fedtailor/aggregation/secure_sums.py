@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-from jaxtyping import Bool, Float, UInt32
+from jaxtyping import Bool, Float, Int, UInt32
 from numpy.typing import NDArray
 
 from fedtailor._base.choice import require
@@ -228,6 +228,21 @@ class FixedPoint:
             f"it would send a number of size {largest:g}, and sums hold numbers up to "
             f"{self.range:g}; raise sum_range of the job's [privacy]",
         )
+
+    def of_whole(
+        self, numbers: Int[np.ndarray, "..."], clients: int
+    ) -> NDArray[np.float64]:
+        """Whole numbers as a vector of which the mean over clients is exact.
+
+        Args:
+            numbers: the whole numbers.
+            clients: how many clients the mean is over, with equal weights.
+        """
+        return numbers.reshape(-1).astype(np.float64) * (clients * self.step)
+
+    def whole(self, mean: Float[np.ndarray, " n"]) -> NDArray[np.int64]:
+        """The sums of whole numbers, from the mean of the clients' vectors."""
+        return np.rint(mean / self.step).astype(np.int64)
 
     def encode(self, values: Float[np.ndarray, "..."]) -> UInt32[np.ndarray, "..."]:
         """Encode numbers within the range as multiples of the step, modulo 2^32."""

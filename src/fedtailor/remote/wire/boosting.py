@@ -288,13 +288,11 @@ def to_vector(
     Raises:
         ValueError: a number is too large.
     """
-    parts = to_limbs(to_grid(answer).reshape(-1))
-    return parts.reshape(-1).astype(np.float64) * (clients * fixed_point.step)
+    return fixed_point.of_whole(to_limbs(to_grid(answer).reshape(-1)), clients)
 
 
 def from_vector(
     mean: NDArray[np.float64], fixed_point: FixedPoint
 ) -> NDArray[np.float64]:
     """The sum of answers, from the mean of their vectors."""
-    parts = np.rint(mean / fixed_point.step).astype(np.int64)
-    return from_grid(from_limbs(parts.reshape(-1, LIMBS)))
+    return from_grid(from_limbs(fixed_point.whole(mean).reshape(-1, LIMBS)))

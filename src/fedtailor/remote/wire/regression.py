@@ -116,13 +116,11 @@ def to_vector(
     Raises:
         ValueError: a number is too large.
     """
-    parts = to_parts(answer).reshape(-1)
-    return parts.astype(np.float64) * (clients * fixed_point.step)
+    return fixed_point.of_whole(to_parts(answer), clients)
 
 
 def from_vector(
     mean: NDArray[np.float64], fixed_point: FixedPoint
 ) -> NDArray[np.float64]:
     """The sum of answers, from the mean of their vectors."""
-    parts = np.rint(mean / fixed_point.step).astype(np.int64)
-    return from_parts(parts.reshape(-1, PARTS))
+    return from_parts(fixed_point.whole(mean).reshape(-1, PARTS))

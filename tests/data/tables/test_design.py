@@ -110,7 +110,7 @@ def test_clients_that_say_nothing_are_named():
         rows, "logistic", client="site", target="y", intercept="fixed"
     )
     assert fitted.clients == 2 and fitted.rows == 16
-    assert notes[-1].startswith("Clients whose outcomes are all alike are left out")
-    assert notes[-1].endswith("explain their rows: a.")
+    assert notes[-1].startswith("Clients whose rows say nothing about the coef")
+    assert notes[-1].endswith("are left out: a.")
     with pytest.raises(ValueError, match="event names the column of events for cox"):
         fit_table(rows, "cox", client="site", target="y")

@@ -9,6 +9,8 @@ import pytest
 import regression_reference as reference
 from fedtailor.statistics.mixed import ClientMoments, fit_mixed_model
 from fedtailor.statistics.regression import ClientRows, fit_regression
+from fedtailor.statistics.regression.fit import fit_from_sums
+from fedtailor.statistics.regression.rows import RegressionRows, sum_over
 
 REFERENCES = json.loads(reference.HOME.read_text())
 
@@ -262,7 +264,7 @@ SEEN = np.ones(12)
         (rows_of(X, 3 * X + 1), "linear", {}, "follows exactly from the inputs"),
         (rows_of(X, X + 0.5), "poisson", {}, "is a count, .* not 0.5"),
         (rows_of(X, X), "logistic", {}, "is 0 or 1, and both occur"),
-        (rows_of(X, X, 0 * X), "cox", {}, "no event was seen"),
+        (rows_of(X, X, 0 * X), "cox", {}, "no client has rows that say anything"),
         (rows_of(X, X), "linear", {"errors": "CR2"}, "errors"),
         (
             rows_of(X, X % 2),
@@ -277,6 +279,36 @@ def test_what_cannot_be_fitted_is_told(rows, model, choices, problem):
     names = "abcdefghijk"[: rows.x.shape[1]]
     with pytest.raises(ValueError, match=problem):
         fit_regression(divided(rows, X % 3), names, model, **choices)
+
+
+SILENT = {
+    "linear": rows_of([3], [2]),
+    "logistic": rows_of([3, 3, 3], [1, 0, 1]),
+    "poisson": rows_of([3], [2]),
+    "cox": rows_of([1, 2, 3, 4], [5, 6, 7, 8], [0, 0, 0, 0]),
+    # Rows that are gone before the first event have no part in any risk set.
+    "cox, one at risk": rows_of([1, 2, 3], [5, 6, 7], [0, 0, 1]),
+}
+
+
+@pytest.mark.parametrize("key", SILENT)
+def test_clients_that_say_nothing_are_left_out_and_hide_nobody(key):
+    """Of four clients three added zeros: every sum was one client's own."""
+    model = key.partition(",")[0]
+    rows = made(model)
+    rows = ClientRows(rows.x[:, :1], rows.y, rows.seen)
+    silent = [SILENT[key]] * 3
+    intercept = "common" if model == "cox" else "fixed"
+    alone = fit_regression([rows], ["x"], model, intercept=intercept)
+    fitted = fit_regression([*silent, rows], ["x"], model, intercept=intercept)
+    assert fitted.left_out == (0, 1, 2)
+    np.testing.assert_allclose(fitted.coefficients, alone.coefficients, rtol=1e-10)
+    np.testing.assert_allclose(fitted.standard_errors, alone.standard_errors, rtol=1e-9)
+    parts = [
+        RegressionRows(part, model, own_intercept=True) for part in (*silent, rows)
+    ]
+    with pytest.raises(ValueError, match="only 1 clients"):
+        fit_from_sums(sum_over(parts), ["x"], model, intercept=intercept)
 
 
 def test_rare_levels_are_not_taken_for_separation():

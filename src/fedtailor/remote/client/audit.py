@@ -22,6 +22,7 @@ from fedtailor._base.files import reason
 from fedtailor.engine.storage.lock import locked_lines
 from fedtailor.remote.client.account import append
 from fedtailor.remote.wire.messages import Reply, Request
+from fedtailor.remote.wire.secure_sums import SUM
 
 AUDIT = "audit.jsonl"
 """File of answers in the directory of a client's states. Older lines are in
@@ -64,8 +65,8 @@ class AuditLog:
         self.path, self._repeated = directory / AUDIT, directory / REPEATED
         self._tasks, self._max_bytes = frozenset(tasks), max_bytes
         self._before_training = frozenset(before_training)
-        # Run, round and task of the answers that this process has logged.
-        self._answered: set[tuple[str, int, str]] = set()
+        # Places of the answers that this process has logged.
+        self._answered: set[tuple[Any, ...]] = set()
 
     def __call__(self, request: Request, reply: Reply, message: bytes) -> None:
         """Log a message that is about to leave.
@@ -87,10 +88,9 @@ class AuditLog:
         elif reply.cache_miss:
             line["refused"] = "cache-miss"
         data = (json.dumps(line) + "\n").encode()
-        place = request.run, request.round, request.task
-        if request.task in self._before_training:
-            place = "", 0, request.task
-        is_repeated = "refused" in line or place in self._answered
+        # A request that is refused may hold anything.
+        place = None if "refused" in line else self._place_of(request)
+        is_repeated = place is None or place in self._answered
         path = self._repeated if is_repeated else self.path
         try:
             with self._locked(path) as file:
@@ -99,8 +99,21 @@ class AuditLog:
             raise ValueError(
                 f"cannot write the audit log {path}: {reason(error)}"
             ) from None
-        if not is_repeated:
+        if place is not None:
             self._answered.add(place)
+
+    def _place_of(self, request: Request) -> tuple[Any, ...]:
+        """What has one answer, however often it is asked for.
+
+        A coordinator cannot ask for many of them: a job has so many rounds, phases, steps
+        and vectors. Sums have names that it chooses; these do not count.
+        """
+        asked, task = request.algorithm, request.task
+        if task in self._before_training:
+            return "", 0, task, asked.get("step")
+        vector = asked.get(SUM)
+        kind = (vector.get("kind"), vector.get("number")) if vector else ()
+        return request.run, request.round, task, asked.get("phase"), *kind
 
     @contextmanager
     def _locked(self, path: Path) -> Iterator[IO[bytes]]:

@@ -113,7 +113,7 @@ def _notes(job: Job, fitted: Fitted, names: tuple[str, ...]) -> tuple[str, ...]:
         )
     if kept.left_out:
         notes.append(
-            f"{kept.left_out:,} clients whose outcomes are all alike are left out, as their"
-            " own intercepts explain their rows."
+            f"{kept.left_out:,} clients whose rows say nothing about the coefficients, as"
+            " their outcomes or inputs are all alike, are left out."
         )
     return tuple(notes)

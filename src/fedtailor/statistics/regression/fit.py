@@ -183,7 +183,8 @@ def _check_kept(kept: Kept, least_clients: int, errors: Errors) -> None:
     """Check that there are clients enough."""
     require(
         kept.clients > 0,
-        "no client has rows that say anything about the coefficients",
+        "no client has rows that say anything about the coefficients; do outcomes (or"
+        " events) and inputs vary within clients?",
     )
     require(
         kept.clients >= least_clients,
@@ -202,8 +203,6 @@ def _check_totals(totals: Totals, model: Model) -> None:
         require(0 < totals.y < totals.rows, _TWO_CLASSES)
     elif model == "poisson":
         require(totals.y > 0, "every count is 0; there is nothing to explain")
-    elif model == "cox":
-        require(totals.events > 0, "no event was seen; there is nothing to explain")
 
 
 @dataclass(frozen=True)

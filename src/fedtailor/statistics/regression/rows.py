@@ -63,7 +63,7 @@ class Kept:
 
     Attributes:
         clients: the number of these clients.
-        left_out: of others, whose own intercepts explain their rows.
+        left_out: of others, which have rows.
         missing: rows of all clients that are left out, as a cell is missing.
     """
 
@@ -152,8 +152,8 @@ class RegressionRows:
         missing: how many rows were left out, as a cell is missing.
 
     Attributes:
-        says_nothing: whether an own intercept explains the rows entirely, by being
-            infinite.
+        says_nothing: whether there are rows, and with an own intercept (or baseline
+            hazard) these say nothing about the coefficients.
         is_kept: whether the rows say something about the coefficients.
         rows: in the units of steps, once these are known.
     """
@@ -165,7 +165,7 @@ class RegressionRows:
         self._model: Model = model
         self._own_intercept = own_intercept and model != "cox"
         self._missing = missing
-        self.says_nothing = own_intercept and _is_explained(rows, model)
+        self.says_nothing = own_intercept and _says_nothing(rows, model)
         self.is_kept = len(rows.y) > 0 and not self.says_nothing
         self._inputs = rows.x.shape[1]
         # Coefficients that all share, with a common intercept.
@@ -289,8 +289,25 @@ def from_upper(upper: Float[NDArray, " n"], size: int) -> NDArray[np.float64]:
     return matrix + np.triu(matrix, 1).T
 
 
-def _is_explained(rows: ClientRows, model: Model) -> bool:
-    """Whether a client's own intercept explains its rows entirely, by being infinite."""
-    if model not in ("logistic", "poisson") or not len(rows.y):
+def _says_nothing(rows: ClientRows, model: Model) -> bool:
+    """Whether rows say nothing about coefficients beside an intercept of their client.
+
+    Outcomes that are all the same are explained by an infinite intercept. Inputs that are
+    the same in all rows follow from it; in a linear model such rows say how far targets
+    are from it, if there are two. With an intercept for each time of an event, a baseline
+    hazard, the rows that count are those at risk at the first event.
+    """
+    x, y = rows.x, rows.y
+    if not len(y):
         return False
-    return bool(rows.y.max() == 0 or (model == "logistic" and rows.y.min() == 1))
+    if model == "linear":
+        return len(y) == 1
+    if model == "cox":
+        assert rows.seen is not None
+        times = y[rows.seen > 0]
+        if not len(times):
+            return True
+        x = x[y >= times.min()]
+    elif y.max() == 0 or (model == "logistic" and y.min() == 1):
+        return True
+    return bool((x == x[0]).all())

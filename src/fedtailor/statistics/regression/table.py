@@ -63,7 +63,7 @@ def fit_table(
     if fitted.left_out:
         names = join_names([design.clients[number] for number in fitted.left_out])
         notes += (
-            "Clients whose outcomes are all alike are left out, as their own intercepts"
-            f" explain their rows: {names}.",
+            "Clients whose rows say nothing about the coefficients, as their outcomes or"
+            f" inputs are all alike, are left out: {names}.",
         )
     return fitted, notes

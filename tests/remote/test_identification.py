@@ -275,14 +275,15 @@ def test_two_results_that_are_one_number_make_a_small_range_no_larger():
 def test_numbers_that_could_be_many_others_are_told_as_they_are():
     rng = np.random.default_rng(0)
     for cells in (
-        rng.normal(size=17),
-        rng.normal(27, 5, 20).round(1),
+        rng.normal(size=21),
+        rng.normal(27, 5, 30).round(2),
         rng.integers(20, 95, 40) / 1,
         rng.normal(60, 12, 200).round(),
         rng.poisson(4, 1000) / 1,
     ):
-        few = shown(pl.Series(cells), "number").to_numpy() != cells
-        assert few.mean() < 0.05
+        changed = shown(pl.Series(cells), "number").to_numpy() != cells
+        inner = np.argsort(cells)[MIN_ROWS - 1 : 1 - MIN_ROWS]  # without the outermost
+        assert changed[inner].mean() < 0.05
 
 
 @pytest.mark.parametrize("beside", [[0.0] * 50, [0.0] * 5 + [9.5] * 40, [None] * 30])

@@ -9,6 +9,7 @@ no gap, no category and no deviating value of a few rows.
 import math
 from collections.abc import Sequence
 from itertools import pairwise
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -33,9 +34,9 @@ is nearer by this factor: else more rows are far.
 """
 
 _RARE_NUMBERS = 9
-"""So many numbers that few rows share can hide each other. Five whole numbers follow from
-count, mean and squares now and then, even among many frequent ones. And of eight, four can
-be far from the other four.
+"""So many numbers that few rows share can hide each other, beside the outermost ones and
+few gaps. Five whole numbers follow from count, mean and squares now and then, even among
+many frequent ones. And of eight, four can be far from the other four.
 """
 
 _ALTERNATIVES = 1e6
@@ -77,8 +78,9 @@ def shown(
     * Rows of a rare category become `RARE`, and if these are few, or as many as such
       categories can nearly have, the first of the others. If there is no other, or they
       are not few and there is one other, the column is empty.
-    * If a few rows are far from all others, they become numbers of rows next to the median;
-      if then others are, the column is empty.
+    * Of numbers that fewer than `least` rows share, the `least` - 1 smallest cells become
+      the next smallest ones, and the largest the next largest. If a few are far from all
+      others even then, the numbers count as too few.
 
     Args:
         values: the cells, with null for missing ones.
@@ -105,7 +107,9 @@ def mean_and_squares(cells: pl.Series, least: int = MIN_ROWS) -> tuple[float, fl
     `least` rows share a number, the sum is rounded to a multiple of about the standard
     deviation of these rows' numbers, and the sum of squares accordingly: a difference of
     one row between two numbers that can be told apart. Of n such rows the mean changes by
-    at most 1 / n standard deviations.
+    at most 1 / n standard deviations. The squares of these rows are larger by a factor
+    that gives a normal distribution back what it lost with its outermost rows (see
+    `_lost_with_outermost`).
 
     Args:
         cells: numbers, as `shown` returns them, without missing ones.
@@ -125,10 +129,31 @@ def mean_and_squares(cells: pl.Series, least: int = MIN_ROWS) -> tuple[float, fl
         step = _power_of_two(float(rare.std()))
         apart = _power_of_two(float(np.sqrt(((rare - mean) ** 2).mean())))
         mean = float(np.rint(mean * len(numbers) / step) * step / len(numbers))
+        squares += _lost_with_outermost(len(rare), least) * float(rare.var())
         squares = float(np.rint(squares / (step * apart)) * step * apart)
     with np.errstate(over="ignore"):
         # 0 is added to -0, which would say on which side of 0 the sum is.
         return float(np.ldexp(mean + 0.0, scale)), float(np.ldexp(squares, 2 * scale))
+
+
+def _lost_with_outermost(rows: int, least: int) -> float:
+    """What squares of rows that few share lose, as the outermost became the next ones.
+
+    Returns:
+        In squares of the deviation of what is left, if the rows have a normal distribution.
+        Expected squares of its order statistics are Blom's (1958), and their variances
+        those of quantiles.
+    """
+    few, normal, squares = least - 1, NormalDist(), []
+    if rows < 5 * few:
+        return 0.0
+    for place in range(2 * few):
+        below = (place + 0.625) / (rows + 0.25)
+        score = normal.inv_cdf(below)
+        variance = below * (1 - below) / (rows * normal.pdf(score) ** 2)
+        squares.append(score**2 + variance)
+    lost = 1 + 2 * (sum(squares[:few]) - sum(squares[few:]))
+    return rows * lost / (rows - lost)
 
 
 def _power_of_two(number: float) -> float:
@@ -219,9 +244,7 @@ def _shown_numbers(values: pl.Series, least: int) -> pl.Series:
     gaps = values.is_null().arg_true()
     few = len(gaps) if len(gaps) < least else 0
     # Before gaps are filled: with fillers, few rows of a number would be as many as it takes.
-    # Far ones first: the range of the others says whether these hide each other.
-    nearer = _without_far(values, least, few)
-    values = _without_rare(nearer, least, few, int((nearer != values).sum()))
+    values = _without_rare(values, least, few)
     _, rows = counts_of(values)
     if few and (rows < least).any():
         present = np.sort(values.drop_nulls().to_numpy())
@@ -250,20 +273,21 @@ def _without_exactly_few(values: pl.Series, least: int) -> pl.Series:
     return values.replace(moved) if moved else values
 
 
-def _without_rare(values: pl.Series, least: int, gaps: int, moved: int) -> pl.Series:
+def _without_rare(values: pl.Series, least: int, gaps: int) -> pl.Series:
     """Numbers without those that few rows share, unless these hide each other.
 
     Args:
         values: the cells, with null for missing ones.
         least: see `shown`.
         gaps: how many of these are few gaps.
-        moved: how many far rows have other rows' numbers.
     """
     numbers, rows = counts_of(values)
     is_shared = rows >= least
-    hide_each_other = _hide_each_other(numbers, rows, least, gaps, moved)
-    if is_shared.all() or hide_each_other:
+    if is_shared.all():
         return values
+    inside, inner = _without_outermost(values, least)
+    if _hide_each_other(inner, numbers[is_shared], least, gaps):
+        return inside
     present = values.drop_nulls().to_numpy().copy()
     few = np.flatnonzero(~np.isin(present, numbers[is_shared]))
     most = len(present) // 2 if np.count_nonzero(is_shared) > 1 else least - 1
@@ -275,11 +299,7 @@ def _without_rare(values: pl.Series, least: int, gaps: int, moved: int) -> pl.Se
 
 
 def _hide_each_other(
-    numbers: NDArray[Any],
-    rows: Int64[NDArray, " values"],
-    least: int,
-    gaps: int,
-    moved: int,
+    inner: NDArray[Any], shared: NDArray[Any], least: int, gaps: int
 ) -> bool:
     """Whether many columns have the same sums, for numbers that few rows share.
 
@@ -295,24 +315,31 @@ def _hide_each_other(
     about n^2 / 2 L pairs of rows share one.
 
     The answer can be seen, and must not say how many rows are hidden otherwise. So it is
-    that of a column in which none is: a few gaps and far rows count as numbers of their
-    own. And it is that of a column in which as many as can be are: there are as few rows.
+    that of a column in which none is: the outermost cells and a few gaps count as numbers
+    of their own. And it is that of a column in which as many as can be are: there are as
+    few rows.
 
     Args:
-        numbers, rows: the numbers, and how many rows share each.
+        inner: the cells whose numbers few rows share, without the outermost.
+        shared: the numbers that more rows share.
         least: see `shown`.
         gaps: how many gaps will be filled.
-        moved: how many far rows have other rows' numbers.
     """
-    is_rare = rows < least
-    rare, count = numbers[is_rare], int(rows[is_rare].sum()) + gaps
-    distinct = min(len(rare) + gaps + moved, count)
-    if not _are_many(len(rare), gaps + moved, least):
+    if len(inner) == 0:
+        return False
+    numbers, rows = np.unique(inner, return_counts=True)
+    others = 2 * (least - 1) + gaps
+    count, distinct = len(inner) + others, len(numbers) + others
+    if distinct < _RARE_NUMBERS + 3 * (least - 1):
         return False
     if count >= _MANY_ROWS:
         return True
-    low, high = np.quantile(np.repeat(rare, rows[is_rare]), [0.25, 0.75])
-    levels = 2 * float(high - low) / _unit_of_most(numbers, rows, least)
+    # Quartiles of the cells with the outermost, as many of these as there are at each end.
+    lower = max(len(inner) / 4 - (least - 1) / 2, 0) / len(inner)
+    low, high = np.quantile(inner, [lower, 1 - lower])
+    every = np.concatenate([numbers, shared])
+    every_rows = np.concatenate([rows, np.full(len(shared), least)])
+    levels = 2 * float(high - low) / _unit_of_most(every, every_rows, least)
     if count > distinct:
         levels = min(levels, count**2 / (2 * (count - distinct)))
     levels, count = max(levels, 1.0), count - (least - 1)
@@ -320,17 +347,6 @@ def _hide_each_other(
     columns = math.lgamma(each + least) - math.lgamma(each) - math.lgamma(least + 1)
     sums = 2 * math.log(count) + 3 * math.log(levels)
     return columns * count / least >= sums + math.log(_ALTERNATIVES)
-
-
-def _are_many(rare: int, others: int, least: int) -> bool:
-    """Whether there are enough numbers that few rows share to hide each other.
-
-    Args:
-        rare: how many there are.
-        others: how many count as such, which are hidden: few gaps, and far rows.
-        least: see `shown`.
-    """
-    return rare > 0 and rare + others >= _RARE_NUMBERS + 2 * (least - 1)
 
 
 def _unit_of_most(
@@ -371,63 +387,54 @@ def _unit_of(numbers: NDArray[Any]) -> float:
     return unit * largest
 
 
-def _without_far(values: pl.Series, least: int, gaps: int) -> pl.Series:
-    """Numbers without a few that are far from all others that few rows share.
+def _without_outermost(values: pl.Series, least: int) -> tuple[pl.Series, NDArray[Any]]:
+    """Numbers without the few smallest and the few largest ones that few rows share.
 
-    Sum and squares, less those of the bins, would be theirs. They become those of the others
-    that are next to the median, each of them another one, which stays rare if it can: five
-    rows of one number are exact. The nearest of the others may be far, too, and would be
-    many with them. Rows that are far without those that are farther are so together; of
-    `least` or more the column is empty.
+    They would follow: of one that is far, sum and squares are much larger, and of a known
+    one, such as 999 for "not measured", so does how many rows have it. They become the
+    numbers that are outermost without them, each another one, which stays rare if it can.
+    So nothing that is told depends on them. Which of them are far would be told by what is
+    done about it.
 
     Args:
-        values, least, gaps: see `_without_rare`.
+        values, least: see `_without_rare`.
+
+    Returns:
+        The column, and those of its cells that few rows share and that were not changed,
+        in ascending order. There is none if there are too few, or few rows are far
+        from all others without the outermost ones, too.
     """
-    numbers = values.drop_nulls().to_numpy()
+    numbers, few = values.drop_nulls().to_numpy(), least - 1
     _, which, rows = np.unique(numbers, return_inverse=True, return_counts=True)
     rare = np.flatnonzero(rows[which] < least)
-    if not _are_many(int((rows < least).sum()), gaps, least):
-        return values
-    remain = _not_far(numbers, rare, least)
-    few = len(rare) - len(remain)
-    if few >= least:
-        return values.clear(len(values))
-    free = np.unique(numbers[remain[rows[which[remain]] < least - 1]])
+    in_order = rare[np.argsort(numbers[rare], kind="stable")]
+    inner = in_order[few : len(rare) - few]
+    distinct, times = np.unique(numbers[inner], return_counts=True)
+    if len(distinct) < _RARE_NUMBERS or _few_are_far(numbers[inner], least):
+        return values, numbers[:0]
+    free = distinct[times < few]
     if len(free) < few:
-        free = np.unique(numbers[remain])
-    middle = float(np.median(numbers[remain]))
-    nearest_first = np.argsort(np.abs(free - middle), kind="stable")
+        free = distinct
     changed = numbers.copy()
-    changed[np.setdiff1d(rare, remain)] = free[nearest_first[:few]]
-    return _with_numbers(values, changed)
+    changed[in_order[:few]] = free[:few]
+    changed[in_order[len(rare) - few :]] = free[-few:]
+    return _with_numbers(values, changed), numbers[inner]
 
 
-def _not_far(
-    numbers: NDArray[Any], rare: NDArray[np.int64], least: int
-) -> NDArray[np.int64]:
-    """The places of numbers from which no few are far, until `least` others are.
-
-    Args:
-        numbers: of a column.
-        rare: places of those that few rows share.
-        least: see `shown`.
-    """
+def _few_are_far(numbers: NDArray[Any], least: int) -> bool:
+    """Whether fewer than `least` of numbers are far from all others."""
     # So that no square overflows.
-    unit = max(float(np.abs(numbers[rare]).max()), 1e-300)
-    remain, is_found = rare, True
-    while is_found and len(rare) - len(remain) < least:
-        is_found, cells = False, numbers[remain] / unit
-        order = np.argsort(-np.abs(cells - np.median(cells)), kind="stable")
-        for few in range(1, least):
-            far, rest = order[:few], cells[order[few:]]
-            nearest = np.abs(cells[far] - rest.mean()).min()
-            next_one = np.abs(rest - rest.mean()).max()
-            # The deviation of a small sample can be small by chance.
-            least_far = _FAR * (1 + 8 / len(rest)) * rest.std()
-            if nearest >= max(least_far, _APART * next_one):
-                remain, is_found = remain[order[few:]], True
-                break
-    return remain
+    cells = numbers / max(float(np.abs(numbers).max()), 1e-300)
+    order = np.argsort(-np.abs(cells - np.median(cells)), kind="stable")
+    for few in range(1, least):
+        far, rest = order[:few], cells[order[few:]]
+        nearest = np.abs(cells[far] - rest.mean()).min()
+        next_one = np.abs(rest - rest.mean()).max()
+        # The deviation of a small sample can be small by chance.
+        least_far = _FAR * (1 + 8 / len(rest)) * rest.std()
+        if nearest >= max(least_far, _APART * next_one):
+            return True
+    return False
 
 
 def _with_numbers(values: pl.Series, numbers: NDArray[Any]) -> pl.Series:

@@ -111,6 +111,13 @@ def test_names_are_text_wherever_they_stand():
     assert "<b>" not in image and "&lt;/script&gt;&lt;b&gt;x&lt;/b&gt; &amp;" in image
 
 
+def test_commands_between_backticks_are_code():
+    section = Section("Next", ["Run `fedtailor report a&<b>`, or `wait.", f"`{HOSTILE}`"])
+    text = render(Page("A page", "", {"part": [section]}))
+    assert "Run <code>fedtailor report a&amp;&lt;b&gt;</code>, or `wait." in text
+    assert "<b>" not in text and text.count("<code>") == 2
+
+
 def test_a_thousand_clients_stay_under_the_limit():
     found = render(page(clients=1000))
     assert 300_000 < len(found.encode()) < MAX_BYTES

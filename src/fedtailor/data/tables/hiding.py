@@ -393,8 +393,8 @@ def _without_outermost(values: pl.Series, least: int) -> tuple[pl.Series, NDArra
     They would follow: of one that is far, sum and squares are much larger, and of a known
     one, such as 999 for "not measured", so does how many rows have it. They become the
     numbers that are outermost without them, each another one, which stays rare if it can.
-    So nothing that is told depends on them. Which of them are far would be told by what is
-    done about it.
+    So nothing that is told depends on how far they are, and nothing has to be decided that
+    would tell it.
 
     Args:
         values, least: see `_without_rare`.
@@ -412,7 +412,10 @@ def _without_outermost(values: pl.Series, least: int) -> tuple[pl.Series, NDArra
     distinct, times = np.unique(numbers[inner], return_counts=True)
     if len(distinct) < _RARE_NUMBERS or _few_are_far(numbers[inner], least):
         return values, numbers[:0]
+    # A number that is taken at both ends must stay rare, too.
     free = distinct[times < few]
+    if len(free) < 2 * few:
+        free = distinct[times < few - 1]
     if len(free) < few:
         free = distinct
     changed = numbers.copy()

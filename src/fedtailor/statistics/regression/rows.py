@@ -165,7 +165,8 @@ class RegressionRows:
         self._model: Model = model
         self._own_intercept = own_intercept and model != "cox"
         self._missing = missing
-        self.says_nothing = own_intercept and _says_nothing(rows, model)
+        has_own = own_intercept or model == "cox"  # a baseline hazard
+        self.says_nothing = has_own and _says_nothing(rows, model)
         self.is_kept = len(rows.y) > 0 and not self.says_nothing
         self._inputs = rows.x.shape[1]
         # Coefficients that all share, with a common intercept.

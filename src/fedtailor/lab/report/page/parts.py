@@ -70,7 +70,7 @@ class Section:
 
     Attributes:
         title: the heading.
-        paragraphs: plain text.
+        paragraphs: plain text, in which commands stand between backticks.
         warnings: plain text, displayed in a box.
         pictures: static drawings.
         charts: lines over an axis.

@@ -6,6 +6,7 @@ browser to load anything else.
 
 import hashlib
 import math
+import re
 from base64 import b64encode
 from collections.abc import Mapping
 from importlib.resources import files
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from fedtailor._base.choice import require
 from fedtailor._base.files import atomic_write, reason
@@ -42,6 +43,7 @@ def render(page: Page) -> str:
         lstrip_blocks=True,
     )
     environment.filters |= {
+        "code": _with_code,
         "flat": _on_one_line,
         "sort_key": _sort_key,
         "numeric": _numeric,
@@ -121,6 +123,12 @@ def _finalize(value: Any) -> Any:
     if isinstance(value, Markup) or not isinstance(value, str):
         return value
     return one_line(value)
+
+
+def _with_code(text: str) -> Markup:
+    """A sentence, in which commands stand between backticks."""
+    escaped = str(escape(one_line(text)))
+    return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", escaped))
 
 
 def _on_one_line(text: str) -> str:

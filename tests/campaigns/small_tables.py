@@ -13,7 +13,7 @@ import numpy as np
 import polars as pl
 
 from fedtailor._base.groups import MIN_ROWS
-from fedtailor.data.tables.hiding import RARE, shown
+from fedtailor.data.tables.hiding import RARE, counts_of, shown
 from fedtailor.data.tables.kinds import Kind
 from fedtailor.data.tables.sums import ColumnSums
 from fedtailor.models.tasks.survival import outcome_cells
@@ -57,8 +57,8 @@ class SmallTables:
         answer = self._answer(schema, table, pooled)
         self.answered["tables"] += 1
         assert not small_counts(answer), f"a count of few rows: {small_counts(answer)}"
-        # No answer tells the table from the one that is shown.
-        other = self._answer(schema, _shown(schema, table), pooled)
+        # No answer tells the table from one that differs in what is hidden.
+        other = self._answer(schema, _alike(schema, table), pooled)
         assert np.allclose(real_numbers(answer), real_numbers(other), 1e-9, 1e-9)
         # Nor does one say which cells stand in one row.
         turned = {
@@ -210,14 +210,33 @@ def _client_table(schema: Schema, table: Table) -> ClientTable:
     return ClientTable(schema, Path("table.csv"), frame, np.array(table["cost"]))
 
 
-def _shown(schema: Schema, table: Table) -> Table:
-    """The table without its small groups; rare categories keep a name."""
-    return {
-        name: table[name]
-        if kind == "category"
-        else shown(_series(table[name], kind), kind).to_list()
-        for name, kind in _kinds(schema).items()
-    }
+def _alike(schema: Schema, table: Table) -> Table:
+    """Another table of which the same is told: without its small groups; rare categories
+    keep a name. Numbers that few rows share stay, but the outermost are farther out.
+    """
+    alike = {}
+    for name, kind in _kinds(schema).items():
+        cells = _series(table[name], kind)
+        if kind == "category":
+            alike[name] = table[name]
+            continue
+        found = shown(cells, kind)
+        alike[name] = found.to_list()
+        if kind != "boolean" and (counts_of(found)[1] < MIN_ROWS).any():
+            alike[name] = _farther_out(cells).to_list()
+    return alike
+
+
+def _farther_out(cells: pl.Series) -> pl.Series:
+    """The column with its outermost cells of numbers that few rows share farther out."""
+    numbers = cells.to_numpy().copy()
+    distinct, rows = counts_of(cells)
+    rare = np.flatnonzero(np.isin(numbers, distinct[rows < MIN_ROWS]))
+    in_order = rare[np.argsort(numbers[rare], kind="stable")]
+    few, width = MIN_ROWS - 1, float(np.ptp(numbers[rare]))
+    numbers[in_order[:few]] -= width * np.arange(1, few + 1)
+    numbers[in_order[-few:]] += width * np.arange(1, few + 1)
+    return pl.Series(numbers, dtype=cells.dtype, nan_to_null=True)
 
 
 def _others(rng: np.random.Generator, kind: Kind) -> ColumnSums:

@@ -393,8 +393,7 @@ def _without_outermost(values: pl.Series, least: int) -> tuple[pl.Series, NDArra
     They would follow: of one that is far, sum and squares are much larger, and of a known
     one, such as 999 for "not measured", so does how many rows have it. They become the
     numbers that are outermost without them, each another one, which stays rare if it can.
-    So nothing that is told depends on how far they are, and nothing has to be decided that
-    would tell it.
+    So no answer depends on how far they are, nor on a decision that would show it.
 
     Args:
         values, least: see `_without_rare`.

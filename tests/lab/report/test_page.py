@@ -112,7 +112,9 @@ def test_names_are_text_wherever_they_stand():
 
 
 def test_commands_between_backticks_are_code():
-    section = Section("Next", ["Run `fedtailor report a&<b>`, or `wait.", f"`{HOSTILE}`"])
+    section = Section(
+        "Next", ["Run `fedtailor report a&<b>`, or `wait.", f"`{HOSTILE}`"]
+    )
     text = render(Page("A page", "", {"part": [section]}))
     assert "Run <code>fedtailor report a&amp;&lt;b&gt;</code>, or `wait." in text
     assert "<b>" not in text and text.count("<code>") == 2

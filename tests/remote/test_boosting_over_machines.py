@@ -19,6 +19,7 @@ from fedtailor.remote.server.boosting import (
     UNDER_WAY,
     boost_clients,
 )
+from fedtailor.remote.server.steps import StepRefused
 from fedtailor.remote.service import (
     Connection,
     agree_on_preprocessing,
@@ -476,7 +477,7 @@ class Favouring(Tap):
 def test_clients_that_are_asked_different_questions_give_no_sum(tmp_path):
     """The others' counts are those of all their rows, and what is left is one client's."""
     clients = Boosted(tmp_path / "job")
-    with pytest.raises(TooFewClients, match="clients are left for a secure sum"):
+    with pytest.raises(StepRefused, match="the sum would not hide its rows"):
         clients.boost(Favouring(clients.responders), patience=0.0)
 
 
@@ -490,7 +491,7 @@ def test_clients_that_prepare_their_tables_otherwise_give_no_sum(tmp_path):
     responders = {it: clients.client(it) for it in SEEN}
     tap = TellingOthers(responders, clients.job.schema, SEEN[0])
     statistics = agree_on_preprocessing(clients.job, tap, SEEN, 600)
-    with pytest.raises(TooFewClients, match="clients are left for a secure sum"):
+    with pytest.raises(StepRefused, match="the sum would not hide its rows"):
         boost_clients(
             clients.job,
             tap,

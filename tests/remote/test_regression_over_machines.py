@@ -14,6 +14,7 @@ from fedtailor.remote.job.plan import plan_of
 from fedtailor.remote.job.regression import client_design, design_names
 from fedtailor.remote.job.statistics import read_table
 from fedtailor.remote.server.regression import fit_clients
+from fedtailor.remote.server.steps import StepRefused
 from fedtailor.remote.wire.messages import (
     decode_reply,
     decode_request,
@@ -150,6 +151,24 @@ def test_lost_answers_are_asked_for_again(tmp_path, fitted, lines):
     gone = Tap(clients.responders, lambda client, _: client == "b")
     with pytest.raises(TooFewClients):
         clients.fit(gone, patience=0.1)
+
+
+def test_a_client_that_was_started_again_ends_the_fit(tmp_path, lines):
+    """It would refuse every retry: nobody waits for that."""
+    clients, first = Fitted(tmp_path / "job"), Fitted(tmp_path / "first")
+    begun = []
+
+    def answer(body):
+        begun.append(decode_request(body).round)
+        return (clients if max(begun) == 0 else first).responders["a"](body)
+
+    with pytest.raises(StepRefused, match="it was started again meanwhile"):
+        clients.fit(Tap(clients.responders | {"a": answer}), patience=1e9)
+    # The others confirmed sums with this client's, and confirm none without it.
+    others = {name: clients.responders[name] for name in ("b", "c", "d")}
+    with pytest.raises(StepRefused, match="make a new job"):
+        fit_clients(clients.job, Tap(others), tuple(others), patience=1e9)
+    assert not [line for line in lines if "retried" in line]
 
 
 def questions(tap, name):

@@ -522,7 +522,7 @@ class RemoteExecutor:
         if not first.count:
             self._ask(exchange)
         late.refused.clear()
-        late.diverged.clear()
+        late.refusals.clear()
         while len(late.replies) < first.count:
             polled = time.monotonic()
             chosen = self._beginners(names, first)

@@ -51,7 +51,7 @@ def fit_clients(
     Raises:
         ValueError: the job has no regression, there are too few clients, or it cannot
             be fitted to their rows.
-        TooFewClients: a client did not answer for `patience` seconds.
+        TooFewClients: a client did not answer for `patience` seconds, or refused for good.
     """
     require(
         job.regression is not None,

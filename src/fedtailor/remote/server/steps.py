@@ -22,11 +22,41 @@ from fedtailor.remote.sums.server import (
     send_stage,
 )
 from fedtailor.remote.wire.messages import Request
+from fedtailor.remote.wire.refusals import Refusal
 from fedtailor.remote.wire.request_kind import CLIENTS
 from fedtailor.remote.wire.run_log import COORDINATOR_LOG
 from fedtailor.remote.wire.secure_sums import KEYS, SUM
 from fedtailor.remote.wire.transport import TooFewClients, Transport, send_and_receive
 from fedtailor.remote.wire.wire import common_digest
+
+PAUSE_S = 1.0
+"""Seconds between two tries of a step."""
+
+_MEANT = {
+    Refusal.NO_STATE: "it was started again meanwhile, and has lost the steps before",
+    Refusal.UNSAFE_SUM: (
+        "the sum would not hide its rows, alone or beside those that it has confirmed;"
+        " make a new job (with another seed)"
+    ),
+}
+"""What codes mean of a step, where that is not what they mean of a round."""
+
+
+class StepRefused(TooFewClients):
+    """A client refuses a step, and would refuse it again."""
+
+
+def _check_refusals(refusals: Mapping[str, Refusal]) -> None:
+    """Check that the clients that refused a step may answer it later.
+
+    Raises:
+        StepRefused: one of them will not.
+    """
+    for name, code in refusals.items():
+        if not code.may_pass:
+            raise StepRefused(
+                f"client {name}: it refused: {_MEANT.get(code, code.explanation)}"
+            )
 
 
 class StepsServer:
@@ -81,7 +111,7 @@ class StepsServer:
             The mean of the vectors.
 
         Raises:
-            TooFewClients: a client did not answer for so long.
+            TooFewClients: a client did not answer for so long, or refused for good.
         """
         step = {**step, CLIENTS: len(self._names)}
         asked_of_all = {**self._description, self._key: step}
@@ -94,7 +124,7 @@ class StepsServer:
         """Have all clients take a last step, which asks for no sum.
 
         Raises:
-            TooFewClients: a client did not answer for so long.
+            TooFewClients: a client did not answer for so long, or refused for good.
         """
         self._until_all_answer(partial(self._try_end, step, arrays))
 
@@ -104,12 +134,16 @@ class StepsServer:
         while True:
             try:
                 return act()
+            except StepRefused:
+                raise
             except TooFewClients as error:
-                if time.monotonic() >= until:
+                left = until - time.monotonic()
+                if left <= 0:
                     raise
                 COORDINATOR_LOG.warning(
                     f"step {self._step + 1}: {error}; it is retried"
                 )
+                time.sleep(min(left, PAUSE_S))
 
     def _try_end(
         self, step: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
@@ -119,7 +153,10 @@ class StepsServer:
             name: self._request(self._key, name, {self._key: step}, arrays)
             for name in self._names
         }
-        send_and_receive(self._transport, requests, {}, minimum=len(requests))
+        result = send_and_receive(self._transport, requests, {}, minimum=0)
+        _check_refusals(result.refusals)
+        if len(result.replies) < len(requests):
+            raise TooFewClients("a client did not take the last step")
 
     def _try_sum(
         self, step: Mapping[str, Any], arrays: Mapping[str, np.ndarray], size: int
@@ -156,7 +193,9 @@ class StepsServer:
             arrays = {**arrays, **given} if is_first else arrays
             return self._request(stage.task, name, more, arrays)
 
-        return send_stage(self._transport, stage, request_of)
+        return send_stage(
+            self._transport, stage, request_of, on_refusals=_check_refusals
+        )
 
     def _request(
         self,

@@ -42,6 +42,7 @@ from fedtailor.remote.sums.masks import (
     expand_mask,
 )
 from fedtailor.remote.wire.messages import ArraySpec, Request
+from fedtailor.remote.wire.refusals import Refusal
 from fedtailor.remote.wire.run_log import COORDINATOR_LOG
 from fedtailor.remote.wire.secure_sums import (
     CONFIRM,
@@ -108,6 +109,7 @@ def send_stage(
     request_of: Callable[[str, NamedArrays], Request],
     *,
     poll_interval: float = POLL_INTERVAL_S,
+    on_refusals: Callable[[Mapping[str, Refusal]], None] = lambda refusals: None,
 ) -> dict[str, NamedArrays]:
     """Send the requests of one stage of a sum.
 
@@ -116,20 +118,22 @@ def send_stage(
         stage: the stage.
         request_of: makes the request to a client with the arrays that it is sent.
         poll_interval: see `send_and_receive`.
+        on_refusals: called with the codes of the clients that refused.
 
     Returns:
         The answers that arrived in time, by client. There may be fewer than the minimum;
         `SecureSumServer` checks their number.
     """
     requests = {name: request_of(name, arrays) for name, arrays in stage.arrays.items()}
-    replies = send_and_receive(
+    result = send_and_receive(
         transport,
         requests,
         lambda request: stage.expected[request.client],
         minimum=0,
         poll_interval=poll_interval,
-    ).replies
-    return {name: reply.arrays for name, reply in replies.items()}
+    )
+    on_refusals(result.refusals)
+    return {name: reply.arrays for name, reply in result.replies.items()}
 
 
 RunStage = Callable[[SumStage], Mapping[str, NamedArrays]]

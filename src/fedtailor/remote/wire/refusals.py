@@ -52,6 +52,11 @@ class Refusal(StrEnum):
         """What the code means, in the coordinator's words."""
         return _EXPLANATIONS[self]
 
+    @property
+    def may_pass(self) -> bool:
+        """Whether the same request may be answered later."""
+        return self in _MAY_PASS
+
 
 _EXPLANATIONS = {
     Refusal.UNREADABLE: "it cannot read the request; both sides need the same release",
@@ -115,6 +120,14 @@ _EXPLANATIONS = {
         " [privacy]"
     ),
     Refusal.FAILED: "it failed",
+}
+
+_MAY_PASS = {
+    Refusal.LATE,
+    Refusal.HOURS,
+    Refusal.NO_AUDIT,
+    Refusal.NO_PART_IN_SUM,
+    Refusal.FAILED,
 }
 
 

@@ -98,11 +98,13 @@ class ExchangeResult:
         replies: accepted answers by client, in the order of the requests.
         refused: for each client whose answer was refused, the reason in one line.
         missing: clients that did not answer in time.
+        refusals: the codes of the clients that refused the request themselves.
     """
 
     replies: dict[str, Reply]
     refused: dict[str, str]
     missing: tuple[str, ...]
+    refusals: dict[str, Refusal]
 
 
 class TooFewClients(RuntimeError):
@@ -122,7 +124,7 @@ class PendingExchange:
             connection on which the request was sent, or None if it was not sent yet.
         replies: accepted answers, by client.
         refused: why an answer was refused, by client.
-        diverged: clients that say that their model became NaN or infinite.
+        refusals: the codes of the clients that refused their request.
     """
 
     requests: Mapping[str, Request]
@@ -131,10 +133,17 @@ class PendingExchange:
     open: dict[str, str | None]
     replies: dict[str, Reply] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
-    diverged: list[str] = field(default_factory=list)
+    refusals: dict[str, Refusal] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._may_miss = set(self.cached)
+
+    @property
+    def diverged(self) -> list[str]:
+        """The clients that say that their model became NaN or infinite."""
+        return [
+            name for name, code in self.refusals.items() if code is Refusal.DIVERGED
+        ]
 
     def accept(self, sender: str, body: bytes) -> None:
         """Accept an answer, or note that the client's cache lacks a vector.
@@ -167,8 +176,8 @@ class PendingExchange:
                 if self.cached.pop(sender, None) is not None:
                     self.open[sender] = None
                 return
-            if reply.refusal is Refusal.DIVERGED and sender not in self.diverged:
-                self.diverged.append(sender)
+            if reply.refusal is not None:
+                self.refusals[sender] = reply.refusal
             require(not reply.cache_miss, "it says that it lacks what it was sent")
             check_content(reply, self.expected(request))
         except ValueError as error:
@@ -254,7 +263,7 @@ def send_and_receive(
             f" {minimum} are needed{see('errors#too-few-clients')}"
         )
     replies = {client: accepted[client] for client in requests if client in accepted}
-    return ExchangeResult(replies, pending.refused, missing)
+    return ExchangeResult(replies, pending.refused, missing, pending.refusals)
 
 
 def identified(transport: Transport, request: Request) -> Request:

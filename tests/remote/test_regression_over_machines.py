@@ -30,6 +30,7 @@ from fedtailor.statistics.regression import (
     fit_from_sums,
     fit_table,
 )
+from fedtailor.statistics.regression.grid import LARGEST
 from fedtailor.statistics.regression.rows import Kept, Totals, TotalSums, sum_over
 from remote.jobs import NAMES, Clients
 from remote.taps import Tap
@@ -169,6 +170,20 @@ def test_a_client_that_was_started_again_ends_the_fit(tmp_path, lines):
     with pytest.raises(StepRefused, match="make a new job"):
         fit_clients(clients.job, Tap(others), tuple(others), patience=1e9)
     assert not [line for line in lines if "retried" in line]
+
+
+def test_a_cell_that_changes_beyond_single_precision_is_another_row(tmp_path):
+    """Before, the same rows were those that are the same in single precision."""
+    clients = Fitted(tmp_path / "job")
+    clients.fit()
+    path = clients.directory / "d.csv"
+    rows = pl.read_csv(path)
+    changed = rows["age"].to_list()
+    changed[0] *= 1 + 1e-12
+    rows.with_columns(age=pl.Series(changed)).write_csv(path)
+    clients.responders["d"] = clients.client("d")
+    with pytest.raises(StepRefused, match="client d"):
+        clients.fit()
 
 
 def questions(tap, name):
@@ -342,20 +357,40 @@ def test_no_sum_is_one_without_a_client():
     assert totals.rows == 60
     units = {"shift": np.zeros(2), "scale": np.ones(2), "y_units": np.array([0.0, 1])}
     begin = {"kept": np.arange(2), "shared": np.zeros(2), **units}
-    first = TotalSums.of(ask(RegressionRequest("begin", arrays=begin)), 2)
+    ask(RegressionRequest("begin", arrays=begin))
     steps = {"step": np.zeros(2), "length": np.ones(1)}
-    # At these coefficients numbers of some clients are infinite.
+    # Far too long steps have finite numbers, too.
     for size in (1e2, 3e2, 1e3, 1e5):
         step = {"shared": np.array([size, 0.0]), **steps}
-        request = RegressionRequest("step", arrays=step)
-        each = [part.answer(request) for part in parts[:3]]
-        sums = [TotalSums.of(it, 2) for it in each]
-        for found in sums:
-            assert found.is_finite or (np.diag(found.sums.information) > 0).all()
-    assert not sums[0].is_finite and first.is_finite
+        each = [part.answer(RegressionRequest("step", arrays=step)) for part in parts]
+        assert (np.abs(each) < LARGEST).all()
+        for vector in each[:3]:
+            assert (np.diag(TotalSums.of(vector, 2).sums.information) > 0).all()
     few = [RegressionRows(it, "poisson", own_intercept=True) for it in own[1:]]
     with pytest.raises(ValueError, match="only 2 clients have complete rows"):
         fit_from_sums(sum_over(few), "ab", "poisson", intercept="fixed")
+
+
+@pytest.mark.parametrize("model", ["linear", "logistic", "poisson"])
+@pytest.mark.parametrize("size", [1.0, 1e3, 1e5, 1e7])
+def test_a_client_answers_what_it_is_asked_now(model, size):
+    """Before, a client whose numbers became too large answered its last question: beside
+    the others' answers to the next ones, all sums of its columns followed.
+    """
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(50, 10, (30, 2)), rng.integers(0, 2, 30).astype(float)
+    far, start = np.array([size, -size, size]), np.zeros(3)
+    units = {"shift": np.zeros(2), "scale": np.ones(2), "y_units": np.array([0.0, 1])}
+
+    def begin(shared):
+        rows = RegressionRows(ClientRows(x, y), model, own_intercept=False)
+        arrays = {"kept": np.arange(2), "shared": shared, **units}
+        return rows, rows.answer(RegressionRequest("begin", arrays=arrays))
+
+    rows, _ = begin(start)
+    steps = {"shared": far, "step": np.zeros(3), "length": np.ones(1)}
+    found = rows.answer(RegressionRequest("step", arrays=steps))
+    np.testing.assert_array_equal(found, begin(far)[1])
 
 
 @pytest.mark.parametrize("units", [[5.0, 1.0], [0.0, 2.0]])

@@ -128,7 +128,11 @@ class RoundHandler:
         )
         self._plan, self._store, self._federation = plan, store, federation
         self._account = account or ClientAccount(store.client_directory)
-        self._account.rows = federation.digest
+        # What answers are made of.
+        self._all_rows = federation.digest
+        if design is not None:
+            self._all_rows += f" {design.digest}"
+        self._account.rows = self._all_rows
         # Noise hides nothing from a coordinator that knows its seed.
         self._has_secret = plan.clients_need_secrets
         self._most_numbers = most_numbers
@@ -247,7 +251,7 @@ class RoundHandler:
         row's part.
         """
         assert self._sum_client is not None
-        path, rows = self._store.directory / SUMMED_ROWS, self._federation.digest
+        path, rows = self._store.directory / SUMMED_ROWS, self._all_rows
         if not path.exists():
             with atomic_write(path) as temporary:
                 temporary.write_text(rows, "utf-8")

@@ -27,7 +27,13 @@ from fedtailor.statistics.regression.rows import (
     from_upper,
     sum_over,
 )
-from fedtailor.statistics.regression.sums import MODELS, ClientRows, Model, Sums
+from fedtailor.statistics.regression.sums import (
+    MODELS,
+    MOST_COUNTED,
+    ClientRows,
+    Model,
+    Sums,
+)
 
 Intercept = Literal["common", "fixed", "random"]
 """One intercept; one for each client; or one for each client from a normal distribution."""
@@ -164,11 +170,12 @@ def check_targets(y: Float[np.ndarray, " n"], model: Model) -> None:
     if model == "logistic":
         require(bool(np.isin(y, [0, 1]).all()), _TWO_CLASSES)
     elif model == "poisson":
-        wrong = y[(y < 0) | (y != np.round(y))]
+        wrong = y[(y < 0) | (y != np.round(y)) | (y > MOST_COUNTED)]
         example = "" if not len(wrong) else f", not {wrong[0]:g}"
         require(
             not len(wrong),
-            f"the target of a Poisson regression is a count, 0, 1, 2, ...{example}",
+            "the target of a Poisson regression is a count, 0, 1, 2, ..., up to"
+            f" {MOST_COUNTED:,}{example}",
         )
 
 
@@ -264,9 +271,6 @@ def _begin(
         shared = np.append(link(totals.y / totals.rows), shared)
     begin = RegressionRequest("begin", arrays=units.arrays(inputs, shared))
     at_start = TotalSums.of(ask(begin), len(shared))
-    require(
-        at_start.is_finite, "the inputs are too far apart; leave out rows or inputs"
-    )
     _require_independent(at_start.sums, used, has_intercept=intercept != "fixed")
     require(_is_positive(at_start.sums), _WRONG_SUMS)
     found = Regression(
@@ -443,14 +447,12 @@ def _newton(begun: _Begun) -> tuple[Float[np.ndarray, " q"], Sums, int]:
             return shared, sums, number
         length, tried = 1.0, _step(begun, shared, step, 1.0)
         least = sums.log_likelihood - 1e-12 * abs(sums.log_likelihood)
-        while not tried.is_finite or tried.sums.log_likelihood < least:
+        while tried.sums.log_likelihood < least:
             asked += 1
             if length < _SHORTEST or asked + _MAX_STEPS > MOST_QUESTIONS - 5:
                 break
             length /= 2
             tried = _step(begun, shared, step, length, again=True)
-        if not tried.is_finite:
-            break
         shared, total = shared + length * step, tried
     _refuse_separated(begun, total.sums)
     raise ValueError(

@@ -15,15 +15,13 @@ from numpy.typing import NDArray
 from scipy.special import gammaln, logit
 
 from fedtailor._base.choice import require
-from fedtailor.statistics.regression.grid import LARGEST, from_parts, to_parts
+from fedtailor.statistics.regression.grid import from_parts, to_parts
 from fedtailor.statistics.regression.sums import ClientRows, Model, Sums, sums_of
 
 Kind = Literal["kept", "start", "spread", "begin", "step", "clusters"]
 
-INFINITE = -LARGEST / 2**10
-"""A client's log-likelihood where its numbers are not finite; the others are then those of
-its last coefficients. Were it nothing, the sum would be one without this client.
-"""
+_MOST_GROWTH = 2.0**40
+"""More than a log-likelihood can grow by own intercepts where a fit may end."""
 
 
 @dataclass(frozen=True)
@@ -107,12 +105,10 @@ class TotalSums:
     Attributes:
         sums: the sums; with own intercepts, without these.
         own: how much the log-likelihood may grow by steps of own intercepts alone, twice.
-        is_finite: whether every client's numbers are; if not, the others are of no use.
     """
 
     sums: Sums
     own: float
-    is_finite: bool
 
     @staticmethod
     def of(vector: Float[NDArray, " n"], inputs: int) -> "TotalSums":
@@ -120,7 +116,7 @@ class TotalSums:
         log_likelihood, own = vector[:2].tolist()
         score, upper = np.split(vector[2:], [inputs])
         sums = Sums(log_likelihood, score, from_upper(upper, inputs))
-        return TotalSums(sums, own, log_likelihood > INFINITE / 2)
+        return TotalSums(sums, own)
 
 
 def answer_size(request: RegressionRequest, inputs: int, kept: int) -> int:
@@ -234,27 +230,24 @@ class RegressionRows:
     def _packed(self, own: float, shared: Float[NDArray, " q"]) -> NDArray[np.float64]:
         """The sums at an own intercept and shared coefficients, in one vector.
 
+        No client answers anything else, such as nothing, where its numbers are too large:
+        what the others add would show what this one does not.
+
         Raises:
-            ValueError: at the beginning they are not finite.
+            ValueError: they are not finite.
         """
         coefficients = np.append(own, shared) if self._own_intercept else shared
         found = sums_of(self.rows, self._model, coefficients)
         vector = self._vector_of(found)
-        # Comparisons with NaN are false.
-        if (np.abs(vector) < -INFINITE / 2).all():
-            self._last = own, found
-            return vector
-        require(self._last is not None, "the inputs are too far apart")
-        assert self._last is not None
-        vector = self._vector_of(self._last[1])
-        vector[0] = INFINITE
+        require(bool(np.isfinite(vector).all()), "the inputs are too far apart")
+        self._last = own, found
         return vector
 
     def _vector_of(self, sums: Sums) -> NDArray[np.float64]:
         """Sums in one vector; with an own intercept, without that."""
         growth = 0.0
         if self._own_intercept:
-            growth = sums.score[0] ** 2 / sums.information[0, 0]
+            growth = min(sums.score[0] ** 2 / sums.information[0, 0], _MOST_GROWTH)
             sums = sums.without_intercept()
         upper = to_upper(sums.information)
         return np.concatenate([[sums.log_likelihood, growth], sums.score, upper])

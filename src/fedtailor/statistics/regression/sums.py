@@ -16,6 +16,14 @@ from fedtailor.models.tasks.times import cox_sums
 Model = Literal["linear", "logistic", "poisson", "cox"]
 MODELS: tuple[Model, ...] = get_args(Model)
 
+MOST_COUNTED = 10**8
+"""The largest count that is a target."""
+
+_SMALLEST, _LARGEST = -30.0, 20.0
+"""A step can be too long. Beyond these, linear predictors count as these: no variance is 0,
+and no mean so large that sums could not hold it.
+"""
+
 
 @dataclass(frozen=True)
 class ClientRows:
@@ -88,9 +96,11 @@ def sums_of(
         residuals, weights = y - linear, np.ones_like(y)
         log_likelihood = -(residuals @ residuals) / 2
     elif model == "logistic":
+        linear = np.clip(linear, _SMALLEST, -_SMALLEST)
         residuals, weights = y - expit(linear), expit(linear) * expit(-linear)
         log_likelihood = y @ linear - np.logaddexp(0, linear).sum()
     else:
+        linear = np.clip(linear, _SMALLEST, _LARGEST)
         weights = np.exp(linear)
         residuals = y - weights
         log_likelihood = y @ linear - weights.sum()

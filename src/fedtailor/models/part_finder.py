@@ -7,12 +7,17 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from fedtailor._base.choice import require
 from fedtailor.models.parts import NOT, Part
 
 EVERYTHING, NOTHING = "everything", "nothing"
 REGEX = "re:"
 """The prefix of a regular expression, which selects the parameters in whose paths it is
 found.
+"""
+MOST_REPEATS = 4
+"""Quantifiers (* + ? {n}) in a regular expression. None may follow a group: of nested ones
+a search takes a time that doubles with each character, and files come from others.
 """
 MAX_PATHS_IN_MESSAGE = 12
 
@@ -173,14 +178,24 @@ class PartFinder:
         """The parameters in whose path the regular expression "re:..." is found.
 
         Raises:
-            ValueError: what follows "re:" is not a valid regular expression.
+            ValueError: what follows "re:" is not a valid regular expression, or one whose
+                search can take long.
         """
+        pattern = name.removeprefix(REGEX)
         try:
-            expression = re.compile(name.removeprefix(REGEX))
+            expression = re.compile(pattern)
         except re.error as error:
             raise ValueError(
                 f"part {name!r} is not a regular expression ({error})"
             ) from None
+        plain = re.sub(r"\\.|\[\^?\]?[^\]]*\]", "c", pattern, flags=re.DOTALL)
+        plain = plain.replace("(?", "(")  # no quantifier, but a kind of group
+        require(
+            len(re.findall(r"[*+?{]", plain)) <= MOST_REPEATS
+            and not re.search(r"\)[*+?{]", plain),
+            f"part {name!r} repeats too much: up to {MOST_REPEATS} of * + ? {{n}}, and"
+            " none after a group; select several parts instead",
+        )
         return {p for p in self.parameters if expression.search(p.path)}
 
     @cached_property

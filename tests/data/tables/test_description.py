@@ -120,7 +120,7 @@ def test_whether_anybody_has_a_number_does_not_follow(few):
     there = days.copy()
     there[before] = 100.0
     assert len(edges) == BINS - 1 and edges[0] > 99 and edges[-1] < 101
-    shown = [histogram_of(pl.Series(table), "number", edges) for table in (days, there)]
+    shown = [histogram_of(pl.Series(table), edges) for table in (days, there)]
     assert shown[0] == shown[1]
 
 
@@ -129,10 +129,10 @@ def test_a_cell_that_is_alone_is_not_to_be_seen():
     values = pl.Series([1.0] * 40 + [2.0] * 40 + [1e6])
     edges = edges_of(ColumnSums.of(values[:80], "number"), "number")
     assert len(edges) == BINS - 1
-    shown = histogram_of(values, "number", edges)
+    shown = histogram_of(values, edges)
     assert shown[-1] == 0 and sum(shown) == 81
     missing = pl.Series([1.0] * 40 + [2.0] * 40 + [None])
-    assert sum(histogram_of(missing, "number", edges)) == 81
+    assert sum(histogram_of(missing, edges)) == 81
     assert edges_of(ColumnSums(missing=5), "number") is None
 
 

@@ -2,8 +2,9 @@
 from which it follows.
 """
 
+import tracemalloc
 from collections import defaultdict
-from itertools import combinations, product
+from itertools import combinations, combinations_with_replacement, product
 
 import numpy as np
 import polars as pl
@@ -12,8 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtailor._base.groups import MIN_ROWS
-from fedtailor.data.tables.description import class_counts_of
-from fedtailor.data.tables.hiding import RARE, counts_of, shown
+from fedtailor.data.tables.description import (
+    class_counts_of,
+    histogram_of,
+    without_few,
+)
+from fedtailor.data.tables.hiding import RARE, counted, counts_of, shown
 from fedtailor.data.tables.sums import ColumnSums
 
 
@@ -165,6 +170,68 @@ def test_no_count_of_few_rows_follows_from_counts_of_categories(listed):
         told = ColumnSums.of(column, "category", names if listed else None)
         tables.append(((len(column), told.model_dump_json()), [*rows, gaps]))
     assert pinned(tables) == []
+
+
+def test_rare_categories_by_themselves_say_nothing():
+    """Before, three or more of five rows together showed that another had five, and no
+    cell was missing.
+    """
+    names, tables = "abcd", []
+    for *rows, gaps in few_tables(5, 11):
+        if sum(rows) + gaps < 10:
+            continue
+        cells = [
+            name for name, of_it in zip(names, rows, strict=True) for _ in range(of_it)
+        ]
+        column = pl.Series(cells + [None] * gaps, dtype=pl.String)
+        told = ColumnSums.of(column, "category")
+        tables.append(((len(column), told.model_dump_json()), [*rows, gaps]))
+    assert pinned(tables) == []
+
+
+def test_no_count_of_few_rows_follows_from_bins():
+    """Before, twice the rows of the outermost numbers were counted: beside a bin of three of
+    these, one of five rows had four.
+    """
+    cells, bins = np.sort(np.random.default_rng(0).normal(size=21)), 5
+    column, tables = pl.Series(cells), []
+    numbers = counted(column).to_numpy()
+    for places in combinations_with_replacement(range(22), bins - 1):
+        inner = np.array(places)
+        edges = np.append(cells, np.inf)[inner]
+        of_bins = np.searchsorted(edges, numbers, side="right")
+        told = without_few(np.bincount(of_bins, minlength=bins))
+        true = np.diff([0, *places, 21])
+        ends = np.append(0, np.cumsum(true))
+        between = [ends[j] - ends[i] for i, j in combinations(range(bins + 1), 2)]
+        tables.append((tuple(told.tolist()), between[: bins - 1] + between[bins:]))
+    assert pinned(tables) == []
+    whole = histogram_of(column, (0.0,))
+    assert sum(whole) == 21 and len(tables) == 12650
+
+
+@pytest.mark.parametrize(
+    "rows", [(4, 4, 1), (4, 3, 2), (4, 4, 4), (1, 4, 4), (2, 3, 4)]
+)
+def test_few_far_codes_count_as_no_numbers(rows):
+    """Four of these rows are hidden; of the others, how many have which code followed."""
+    ages = np.random.default_rng(1).normal(70, 10, 200).round(1)
+    codes = np.repeat([777.0, 888.0, 999.0], rows)
+    column = pl.Series(np.append(ages, codes))
+    assert shown(column, "number").null_count() == len(column)
+    assert counted(column).null_count() == len(column)
+
+
+def test_rare_numbers_take_no_memory_of_all_pairs():
+    shared = np.repeat(np.arange(4000.0), 5)
+    column = pl.Series(
+        np.concatenate([shared, np.arange(4000) + 0.4, [1e6] * 4, [2e6] * 4])
+    )
+    tracemalloc.start()
+    cells = shown(column, "number")
+    assert tracemalloc.get_traced_memory()[1] < 20e6
+    tracemalloc.stop()
+    assert set(cells.to_list()) <= set(shared.tolist())
 
 
 @pytest.mark.parametrize("numbers", [(0.0, 1.0, 2.0), (0.0, 1.0, 10.0)])

@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree, ScalarLike
 
 from fedtailor._base.choice import require
+from fedtailor.aggregation.noise import with_gaussian_noise
 from fedtailor.aggregation.pipelines.change import common_start, fixed_reference
 from fedtailor.aggregation.pipelines.clip import clipped, smaller_bound
 from fedtailor.protocol import (
@@ -357,8 +358,7 @@ def _add_client_noise(
     noisy = {}
     for index, kind in enumerate(sorted(update)):
         key = jax.random.fold_in(local.key("gaussian noise"), index)
-        noise = jax.random.normal(key, update[kind].shape, update[kind].dtype)
-        noisy[kind] = update[kind] + deviation * noise
+        noisy[kind] = with_gaussian_noise(update[kind], deviation, key)
     return noisy
 
 

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from fedtailor._base.groups import MIN_ROWS
-from fedtailor.data.tables.hiding import MAX_NAMES, shown, without_few_others
+from fedtailor.data.tables.hiding import MAX_NAMES, counted, without_few_others
 from fedtailor.data.tables.kinds import Kind
 from fedtailor.data.tables.sums import ColumnSums, Count
 
@@ -177,17 +177,16 @@ def even_edges(low: float, high: float) -> tuple[float, ...]:
 
 
 def histogram_of(
-    values: pl.Series, kind: Kind, edges: Sequence[float], least: int = MIN_ROWS
+    values: pl.Series, edges: Sequence[float], least: int = MIN_ROWS
 ) -> tuple[int, ...]:
     """Rows in each bin.
 
     Args:
-        values: the cells, with null for missing ones.
-        kind: "number" or "date".
+        values: numbers or dates, with null for missing ones.
         edges: the inner edges.
-        least: the least rows of a group (see `hiding.shown`, and `without_few`).
+        least: the least rows of a group (see `hiding.counted`, and `without_few`).
     """
-    numbers = shown(values, kind, least).drop_nulls().to_numpy()
+    numbers = counted(values, least).drop_nulls().to_numpy()
     bins = np.searchsorted(edges, numbers, side="right")
     counts = np.bincount(bins, minlength=len(edges) + 1)
     return tuple(without_few(counts, least).tolist())
@@ -301,7 +300,7 @@ def describe_columns(
     counts = {}
     for client, rows in owners.items():
         histograms = {
-            name: histogram_of(columns[name][rows], kinds[name], inner, least)
+            name: histogram_of(columns[name][rows], inner, least)
             for name, inner in edges.items()
         }
         counts[client] = ClientCounts(histograms=histograms)

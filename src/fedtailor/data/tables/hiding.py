@@ -80,7 +80,7 @@ def shown(
       are not few and there is one other, the column is empty.
     * Of numbers that fewer than `least` rows share, the `least` - 1 smallest cells become
       the next smallest ones, and the largest the next largest. If a few are far from all
-      others even then, the numbers count as too few.
+      others even then, or a few numbers are, the numbers count as too few.
 
     Args:
         values: the cells, with null for missing ones.
@@ -89,15 +89,36 @@ def shown(
             `MAX_NAMES` are `RARE`.
         listed: names that the receiver knows, of categories that may have rows or none.
     """
-    gaps = values.null_count()
-    filled, few_gaps = len(values) - gaps, gaps if gaps < least else 0
-    if filled < least or (least > 1 and filled + few_gaps < 2 * least - 1):
+    if _are_too_few(values, least):
         return values.clear(len(values))
     if kind == "category":
         return _shown_categories(values, least, listed)
     if kind == "boolean":
         return _shown_booleans(values, least)
-    return _shown_numbers(values, least)
+    return _shown_numbers(values, least)[0]
+
+
+def counted(values: pl.Series, least: int = MIN_ROWS) -> pl.Series:
+    """The numbers of a column as their rows are counted in bins.
+
+    They are those that are `shown`, but where the outermost cells became several others,
+    twice the rows would be in some bins: by the counts of these bins it could follow how
+    few are in the next. Here each of the outermost is the first number that is none.
+
+    Args:
+        values: numbers, with null for missing ones.
+        least: see `shown`.
+    """
+    if _are_too_few(values, least):
+        return values.clear(len(values))
+    return _shown_numbers(values, least)[1]
+
+
+def _are_too_few(values: pl.Series, least: int) -> bool:
+    """Whether no cell of a column is shown, whatever the cells are."""
+    gaps = values.null_count()
+    filled, few_gaps = len(values) - gaps, gaps if gaps < least else 0
+    return filled < least or (least > 1 and filled + few_gaps < 2 * least - 1)
 
 
 def mean_and_squares(cells: pl.Series, least: int = MIN_ROWS) -> tuple[float, float]:
@@ -206,7 +227,8 @@ def without_few_others(
 
     So are gaps, if they are few. The first value does not depend on the rows. Of the most
     frequent one as many rows as of another would show that none was added to it. So would
-    exactly `least` rows of the first: they count as the second, too.
+    exactly `least` rows of the first: they count as the second, too, unless this is the
+    last, of no name: that no other is left says that the one before had `least`.
 
     Args:
         values: the cells, with null for missing ones.
@@ -223,7 +245,8 @@ def without_few_others(
         cells = pl.Series(named[place:], dtype=values.dtype)
         takes = (values == first) | ~values.is_in(cells.implode())
         takes = takes.fill_null(are_few_gaps)
-        if takes.sum() > least:
+        is_alone = first == RARE and place > 0
+        if takes.sum() > least and not is_alone:
             return values.clone().set(takes, first)
     return values.clear(len(values))
 
@@ -238,21 +261,26 @@ def _tells_of_few(rows: Int64[NDArray, " names"], empty: int, least: int) -> boo
     return rows.sum() < least or (rows.max() < least and rows.sum() > most)
 
 
-def _shown_numbers(values: pl.Series, least: int) -> pl.Series:
+def _shown_numbers(values: pl.Series, least: int) -> tuple[pl.Series, pl.Series]:
+    """Numbers as they are `shown`, and as they are `counted`."""
     if least == 1:
-        return values
+        return values, values
     gaps = values.is_null().arg_true()
     few = len(gaps) if len(gaps) < least else 0
     # Before gaps are filled: with fillers, few rows of a number would be as many as it takes.
-    values = _without_rare(values, least, few)
+    values, in_bins = _without_rare(values, least, few)
     _, rows = counts_of(values)
     if few and (rows < least).any():
         present = np.sort(values.drop_nulls().to_numpy())
         distance = np.abs(present - present.mean())
         fill = present[np.argsort(distance, kind="stable")[:few]]
-        values = values.clone().scatter(gaps, pl.Series(fill, dtype=values.dtype))
+        fillers = pl.Series(fill, dtype=values.dtype)
+        values = values.clone().scatter(gaps, fillers)
+        in_bins = in_bins.clone().scatter(gaps, fillers)
         _, rows = counts_of(values)
-    return _without_exactly_few(values, least) if (rows >= least).all() else values
+    if (rows >= least).all():
+        values = in_bins = _without_exactly_few(values, least)
+    return values, in_bins
 
 
 def _without_exactly_few(values: pl.Series, least: int) -> pl.Series:
@@ -273,8 +301,11 @@ def _without_exactly_few(values: pl.Series, least: int) -> pl.Series:
     return values.replace(moved) if moved else values
 
 
-def _without_rare(values: pl.Series, least: int, gaps: int) -> pl.Series:
-    """Numbers without those that few rows share, unless these hide each other.
+def _without_rare(
+    values: pl.Series, least: int, gaps: int
+) -> tuple[pl.Series, pl.Series]:
+    """Numbers without those that few rows share, unless these hide each other; as they
+    are `shown`, and as they are `counted`.
 
     Args:
         values: the cells, with null for missing ones.
@@ -284,18 +315,18 @@ def _without_rare(values: pl.Series, least: int, gaps: int) -> pl.Series:
     numbers, rows = counts_of(values)
     is_shared = rows >= least
     if is_shared.all():
-        return values
-    inside, inner = _without_outermost(values, least)
+        return values, values
+    inside, in_bins, inner = _without_outermost(values, least)
     if _hide_each_other(inner, numbers[is_shared], least, gaps):
-        return inside
+        return inside, in_bins
     present = values.drop_nulls().to_numpy().copy()
     few = np.flatnonzero(~np.isin(present, numbers[is_shared]))
     most = len(present) // 2 if np.count_nonzero(is_shared) > 1 else least - 1
     if len(few) > most or not is_shared.any():
-        return values.clear(len(values))
+        return (values.clear(len(values)),) * 2
     nearest = np.sort(numbers[is_shared])
-    present[few] = nearest[np.abs(present[few][:, None] - nearest).argmin(axis=1)]
-    return _with_numbers(values, present)
+    present[few] = nearest[_nearest_to(nearest, present[few])]
+    return (_with_numbers(values, present),) * 2
 
 
 def _hide_each_other(
@@ -387,7 +418,23 @@ def _unit_of(numbers: NDArray[Any]) -> float:
     return unit * largest
 
 
-def _without_outermost(values: pl.Series, least: int) -> tuple[pl.Series, NDArray[Any]]:
+def _nearest_to(numbers: NDArray[Any], cells: NDArray[Any]) -> Int64[NDArray, " cells"]:
+    """The place of the number that is nearest to each cell, the lower one of two.
+
+    Args:
+        numbers: in ascending order, without what is equal.
+        cells: others.
+    """
+    above = np.searchsorted(numbers, cells).clip(1, max(len(numbers) - 1, 1))
+    below = above - 1
+    above = np.minimum(above, len(numbers) - 1)
+    is_above = numbers[above] - cells < cells - numbers[below]
+    return np.where(is_above, above, below)
+
+
+def _without_outermost(
+    values: pl.Series, least: int
+) -> tuple[pl.Series, pl.Series, NDArray[Any]]:
     """Numbers without the few smallest and the few largest ones that few rows share.
 
     They would follow: of one that is far, sum and squares are much larger, and of a known
@@ -399,9 +446,10 @@ def _without_outermost(values: pl.Series, least: int) -> tuple[pl.Series, NDArra
         values, least: see `_without_rare`.
 
     Returns:
-        The column, and those of its cells that few rows share and that were not changed,
-        in ascending order. There is none if there are too few, or few rows are far
-        from all others without the outermost ones, too.
+        The column as it is `shown`, and as it is `counted`; and those of its cells that
+        few rows share and that were not changed, in ascending order. There is none if
+        there are too few, or few rows, or rows of few numbers, are far from all others
+        without the outermost ones, too.
     """
     numbers, few = values.drop_nulls().to_numpy(), least - 1
     _, which, rows = np.unique(numbers, return_inverse=True, return_counts=True)
@@ -410,26 +458,30 @@ def _without_outermost(values: pl.Series, least: int) -> tuple[pl.Series, NDArra
     inner = in_order[few : len(rare) - few]
     distinct, times = np.unique(numbers[inner], return_counts=True)
     if len(distinct) < _RARE_NUMBERS or _few_are_far(numbers[inner], least):
-        return values, numbers[:0]
+        return values, values, numbers[:0]
     # A number that is taken at both ends must stay rare, too.
     free = distinct[times < few]
     if len(free) < 2 * few:
         free = distinct[times < few - 1]
     if len(free) < few:
         free = distinct
-    changed = numbers.copy()
-    changed[in_order[:few]] = free[:few]
-    changed[in_order[len(rare) - few :]] = free[-few:]
-    return _with_numbers(values, changed), numbers[inner]
+    changed, in_bins = numbers.copy(), numbers.copy()
+    lowest, highest = in_order[:few], in_order[len(rare) - few :]
+    changed[lowest], changed[highest] = free[:few], free[-few:]
+    in_bins[lowest], in_bins[highest] = distinct[0], distinct[-1]
+    both = _with_numbers(values, changed), _with_numbers(values, in_bins)
+    return *both, numbers[inner]
 
 
 def _few_are_far(numbers: NDArray[Any], least: int) -> bool:
-    """Whether fewer than `least` of numbers are far from all others."""
+    """Whether fewer than `least` of numbers, of whatever rows, are far from all others."""
     # So that no square overflows.
     cells = numbers / max(float(np.abs(numbers).max()), 1e-300)
     order = np.argsort(-np.abs(cells - np.median(cells)), kind="stable")
-    for few in range(1, least):
+    for few in range(1, len(cells)):
         far, rest = order[:few], cells[order[few:]]
+        if len(np.unique(cells[far])) >= least:
+            break
         nearest = np.abs(cells[far] - rest.mean()).min()
         next_one = np.abs(rest - rest.mean()).max()
         # The deviation of a small sample can be small by chance.

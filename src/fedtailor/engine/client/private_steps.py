@@ -12,6 +12,7 @@ from jaxtyping import Array, Float, Int
 
 from fedtailor._base.choice import require
 from fedtailor.aggregation.accounting.privacy import max_private_batch
+from fedtailor.aggregation.noise import with_gaussian_noise
 from fedtailor.engine.client.losses import mean_loss
 from fedtailor.engine.client.shuffle import shuffled
 from fedtailor.protocol import SGD, Batch, Params, is_hyperparameters
@@ -88,8 +89,7 @@ class PrivateSteps:
         expected = jnp.maximum(self._expected, 1)
         noisy_means = []
         for leaf, key in zip(leaves, keys, strict=True):
-            normal = jax.random.normal(key, leaf.shape, leaf.dtype)
-            noisy_sum = leaf + self._deviation * normal
+            noisy_sum = with_gaussian_noise(leaf, self._deviation, key)
             noisy_means.append(noisy_sum / expected.astype(leaf.dtype))
         return jax.tree.unflatten(structure, noisy_means)
 

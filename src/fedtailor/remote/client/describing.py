@@ -250,8 +250,7 @@ class Describer:
         sums = _sums_of(self._schema, pooled)
         edges = all_edges(kinds, sums)
         histograms = {
-            name: histogram_of(columns[name], kinds[name], inner)
-            for name, inner in edges.items()
+            name: histogram_of(columns[name], inner) for name, inner in edges.items()
         }
         if self._schema.classes is not None:
             codes = self._table.y[self._train].astype(np.int64)

@@ -363,8 +363,11 @@ def _job(document: Document) -> Job:
     for name in content:
         check_choice_at(name, tables, (name,), "table")
     for name in needed:
-        if not isinstance(content.get(name), Mapping):
+        if name not in content:
             raise ConfigError((name,), f"the table [{name}] is missing")
+    for name in set(content) - {"title"}:
+        if not isinstance(content[name], Mapping):
+            raise ConfigError((name,), f"{name} is {content[name]!r}; it is a table")
     title = content.get("title", "federation")
     if not isinstance(title, str):
         raise ConfigError(("title",), f"title is {title!r}; it must be a text")

@@ -28,6 +28,12 @@ KNOWN = "known/"
 INITIAL, STREAM = "initial", "stream/"
 """Arrays of vectors: the model that a state starts from [d], and streams [n, ...]."""
 
+_OF_ROUNDS = ("stream", "scalar", "index")
+MAX_KINDS, MAX_KIND_LENGTH = 64, 100
+"""The most kinds of what a job's rounds send, and the most characters of one. A client keeps
+vectors and compiled programs by their kinds.
+"""
+
 _NEW = bytes(DIGEST_BYTES)
 """Instead of a digest: the row is the next of those that the request holds."""
 
@@ -100,6 +106,7 @@ class VectorCache:
         self._compute_common, self._common = common, None
         # By name of the array, and by digest; what was received last is the last one.
         self._received: dict[str, dict[bytes, np.ndarray]] = {}
+        self._kinds = set[str]()  # of all requests
 
     def fill_in(self, request: Request) -> Request:
         """Replace the digests of a request by the vectors.
@@ -114,6 +121,7 @@ class VectorCache:
                 known[name.removeprefix(KNOWN)] = array
             else:
                 arrays[name] = array
+        self._check_kinds(arrays)
         names = [name for name in arrays if name == INITIAL or name.startswith(STREAM)]
         fits = set(known) <= set(names) and all(map(_is_digests, known.values()))
         refuse_unless(
@@ -176,6 +184,23 @@ class VectorCache:
             self._received[name] = rows
         while self._size > most_cached() and len(self._received) > 1:
             del self._received[next(iter(self._received))]
+
+    def _check_kinds(self, names: Iterable[str]) -> None:
+        """Check that requests of a job do not name more and more kinds.
+
+        Raises:
+            Refused: they do, or a kind is too long.
+        """
+        parts = [name.partition("/") for name in names]
+        kinds = {kind for part, _, kind in parts if part in _OF_ROUNDS}
+        refuse_unless(
+            all(len(kind) <= MAX_KIND_LENGTH for kind in kinds)
+            and len(self._kinds | kinds) <= MAX_KINDS,
+            Refusal.MALFORMED,
+            f"a job sends {MAX_KINDS} kinds of vectors and numbers at most, with names of"
+            f" up to {MAX_KIND_LENGTH} characters",
+        )
+        self._kinds |= kinds
 
     @property
     def _size(self) -> int:

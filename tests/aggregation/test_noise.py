@@ -49,3 +49,12 @@ def test_no_digit_says_what_the_value_is():
         )
         shares.append((gap < 1e-6).mean())
     assert abs(shares[0] - shares[1]) < 4 * np.sqrt(0.5 / N)
+
+
+def test_half_precision_does_not_draw_few_numbers():
+    """Before, the noise was one of 128 numbers, and the nearest taken away left the value."""
+    values = jnp.full(N, 0.0, jnp.bfloat16)
+    found = with_gaussian_noise(values, 1.0, jax.random.key(0))
+    assert found.dtype == jnp.bfloat16
+    near = np.unique(np.asarray(found.astype(jnp.float32)))
+    assert len(near[np.abs(near) < 0.125]) == 2 * 128 - 1

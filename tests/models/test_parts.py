@@ -261,6 +261,9 @@ def test_models_without_a_head():
         ("", "is nothing"),
         ("head,body", "is all"),
         ("re:(", "not a regular expression"),
+        # Searches of these can take a time that doubles with each character.
+        ("re:(((.+)+)+)+!", "repeats too much"),
+        ("re:.*.*.*.*.*!", "repeats too much"),
         (2, "part is 2; it must be a name or a pattern, such as 'head', 'last2'"),
     ],
 )

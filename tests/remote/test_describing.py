@@ -146,6 +146,46 @@ def test_other_rows_are_not_described_beside_the_first(tmp_path):
     assert refused == Refusal.OTHER_STATISTICS
 
 
+def test_no_bin_is_as_narrow_as_a_number(tmp_path):
+    """Pooled sums of any small deviation are taken: bins of a day said on which days
+    somebody was there.
+    """
+    clients = MarkedClients(tmp_path)
+    own = from_answer(
+        clients, clients.client("a")(request(clients, "a", step="columns"))
+    )
+    age = own.columns["age"]
+    for narrow in (False, True):
+        count = 10**9 if narrow else age.count
+        squares = max(age.squares * 2, 1e-6 * count) if narrow else age.squares
+        pooled = own.model_copy(
+            update={
+                "columns": own.columns
+                | {"age": age.model_copy(update={"count": count, "squares": squares})}
+            }
+        )
+        describer = clients.handlers["a"]._describer
+        counts = describer._counts(pooled, own).histograms["age"]
+        assert (sum(counts) == 0) == narrow
+
+
+@pytest.mark.parametrize("step", ["columns", "noisy"])
+def test_only_a_question_for_counts_has_arrays(step, tmp_path):
+    clients = MarkedClients(tmp_path)
+    asked = Request(
+        clients.job.identity,
+        0,
+        0,
+        DESCRIBE,
+        "a",
+        nonce="0" * 32,
+        algorithm={"step": step},
+        arrays={"other": np.zeros(3)},
+    )
+    answer = decode_reply(clients.client("a")(encode_request(asked)))
+    assert answer.refusal is Refusal.MALFORMED
+
+
 def from_answer(clients, answer):
     """The statistics in an answer to "columns"."""
     text = decode_reply(answer).arrays[ANSWER].tobytes()

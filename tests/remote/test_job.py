@@ -123,6 +123,8 @@ def test_hyperparameters_are_read(tmp_path):
         ),
         ("[data]", "[dat]", "line 8: there is no table 'dat'; did you mean 'data'?"),
         ("[model]", "[method.model]", "the table [model] is missing"),
+        ('use = "mlp"', 'use = ["mlp"]', "use is ['mlp']; it must be a text"),
+        ("[coordinator]", "boosting = false\n[coordinator]", "boosting is False"),
         (
             "evaluate = false",
             "evaluate = 1",

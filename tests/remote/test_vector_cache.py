@@ -26,6 +26,7 @@ from fedtailor.remote.wire.transport import (
 )
 from fedtailor.remote.wire.vector_cache import (
     KNOWN,
+    MAX_KINDS,
     CacheMiss,
     ClientCaches,
     VectorCache,
@@ -300,3 +301,16 @@ def test_short_vectors_are_counted_before_they_are_rows():
     asked = replace(request(ROWS), arrays={"stream/model": short})
     with pytest.raises(Refused, match="holds 1025 vectors"):
         VectorCache().fill_in(asked)
+
+
+def test_a_job_names_no_more_and_more_kinds():
+    """Names of 1 MB, new ones in each message, took 16 MB each for good."""
+    cache = VectorCache()
+    for number in range(MAX_KINDS):
+        cache.fill_in(replace(request(ROWS), arrays={f"stream/{number}": ROWS}))
+    with pytest.raises(Refused, match="64 kinds of vectors and numbers at most"):
+        cache.fill_in(replace(request(ROWS), arrays={"stream/other": ROWS}))
+    with pytest.raises(Refused, match="names of up to 100 characters"):
+        VectorCache().fill_in(
+            replace(request(ROWS), arrays={"scalar/" + "x" * 101: ROWS[0, 0]})
+        )

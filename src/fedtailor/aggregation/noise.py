@@ -25,8 +25,12 @@ def with_gaussian_noise(
         deviation: 0 or more; 0 leaves the values as they are.
         key: of random numbers.
     """
-    scale = jnp.asarray(deviation, values.dtype)
+    wide = jnp.promote_types(
+        values.dtype, jnp.float32
+    )  # bfloat16 has 128 normal numbers
+    scale = jnp.asarray(deviation, wide)
     step = jnp.ldexp(jnp.ones_like(scale), jnp.frexp(scale)[1] - 1) / STEPS
-    pair = jax.random.normal(key, (2, *values.shape), values.dtype)
-    noisy = values + scale * (pair.sum(axis=0) / math.sqrt(2))
-    return jnp.where(scale > 0, jnp.rint(noisy / step) * step, values)
+    pair = jax.random.normal(key, (2, *values.shape), wide)
+    noisy = values.astype(wide) + scale * (pair.sum(axis=0) / math.sqrt(2))
+    rounded = jnp.rint(noisy / step) * step
+    return jnp.where(scale > 0, rounded.astype(values.dtype), values)

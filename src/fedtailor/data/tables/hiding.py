@@ -323,10 +323,12 @@ def _without_rare(
     few = np.flatnonzero(~np.isin(present, numbers[is_shared]))
     most = len(present) // 2 if np.count_nonzero(is_shared) > 1 else least - 1
     if len(few) > most or not is_shared.any():
-        return (values.clear(len(values)),) * 2
+        empty = values.clear(len(values))
+        return empty, empty
     nearest = np.sort(numbers[is_shared])
     present[few] = nearest[_nearest_to(nearest, present[few])]
-    return (_with_numbers(values, present),) * 2
+    values = _with_numbers(values, present)
+    return values, values
 
 
 def _hide_each_other(

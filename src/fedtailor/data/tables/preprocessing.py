@@ -30,8 +30,21 @@ from fedtailor.data.tables.problems import (
 from fedtailor.data.tables.reading import as_frame, clean, mixed_series
 from fedtailor.data.tables.target import TargetEncoding
 from fedtailor.data.tables.windows import Windowing, windows_to_predict
+from fedtailor.protocol.plain import ConfigError, parse
 
 _FORMAT = "fedtailor preprocessing 1"
+_TYPES: dict[str, Any] = {
+    "columns": tuple[ColumnEncoding, ...],
+    "target": TargetEncoding,
+    "client": str,
+    "ignored": dict[str, str],
+    "missing": tuple[str, ...],
+    "decimal": str,
+    "thousands": str | None,
+    "fold_case": bool,
+    "windowing": Windowing | None,
+}
+"""Of what a file holds; JSON has lists instead of tuples."""
 _EXAMPLES = 3
 
 
@@ -281,24 +294,15 @@ class Preprocessing:
                     "this JSON holds no preprocessing; give what Preprocessing.to_json"
                     " wrote"
                 )
-            # JSON has lists instead of tuples.
-            columns = []
-            for column in content.pop("columns"):
-                column["categories"] = tuple(column["categories"])
-                columns.append(ColumnEncoding(**column))
-            target = content.pop("target")
-            for name in ("classes", "positive"):
-                target[name] = tuple(target.get(name, ()))
-            content["missing"] = tuple(content["missing"])
             stored = content.pop("decorrelation", None)
-            content["decorrelation"] = _decorrelation(stored, columns)
-            windowing = content.pop("windowing", None)
-            if windowing is not None:
-                content["windowing"] = Windowing(**windowing)
-            return cls(tuple(columns), TargetEncoding(**target), **content)
+            for name, kind in _TYPES.items():
+                if name in content:
+                    content[name] = parse(kind, content[name], (name,))
+            content["decorrelation"] = _decorrelation(stored, content["columns"])
+            return cls(**content)
         except (
             *(json.JSONDecodeError, RecursionError),
-            *(KeyError, TypeError, AttributeError),
+            *(KeyError, TypeError, AttributeError, ConfigError),
         ) as error:
             raise ValueError(
                 f"this is not a preprocessing, or a damaged one ({error}); write it again"

@@ -35,6 +35,7 @@ from fedtailor.models import Architecture, Model
 from fedtailor.models.frozen_arrays import FrozenArrays
 from fedtailor.models.plain import model_from_plain, plain_model
 from fedtailor.protocol import CombinedPredictor, Predictor, state_name
+from fedtailor.protocol.plain import parse
 
 MODELS = "models.safetensors"
 MANIFEST = "manifest.json"
@@ -248,6 +249,13 @@ def read_export_manifest(path: Path, manifest_name: str = MANIFEST) -> dict[str,
         f"{path / manifest_name} is damaged (its digest is wrong); export the models"
         " again",
     )
+    # Its digest is right, and yet it may have been written by something else.
+    clients = manifest.get("clients")
+    require(
+        isinstance(clients, dict)
+        and all(isinstance(it, dict) and "kind" in it for it in clients.values()),
+        f"{path / manifest_name} is damaged: it names no clients with their models",
+    )
     return manifest
 
 
@@ -378,8 +386,10 @@ def _build_models(
             f"{error}; pass model=... to load these models (`--model FILE.py:NAME` on"
             " the command line)"
         ) from None
-    shift = _from_json(manifest["shift"])
-    scale = _from_json(manifest["scale"])
+    shift, scale = (
+        parse(float | tuple[float, ...], manifest[name], (name,))
+        for name in ("shift", "scale")
+    )
     require(
         len(manifest["clients"]) > 0,
         "the export names no clients; export the models again",
@@ -401,8 +411,3 @@ def _build_models(
             preprocessing,
         )
     return models
-
-
-def _from_json(value: Any) -> Any:
-    """A value read from JSON, with a tuple instead of a list."""
-    return tuple(value) if isinstance(value, list) else value

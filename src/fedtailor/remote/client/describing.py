@@ -63,6 +63,11 @@ from fedtailor.remote.wire.transport import Transport, send_and_receive
 COLUMNS, COUNTS, NOISY = "columns", "counts", "noisy"
 """What a request asks for: sums of columns, then counts; or counts with noise."""
 
+NARROWEST = 0.25
+"""The least deviation of pooled sums for which rows are counted in bins, of the deviation of
+the client's own: bins are a quarter of the pooled one wide.
+"""
+
 FILE = "description.json"
 """File of a client with its answers, and of the coordinator with those of all."""
 
@@ -243,15 +248,19 @@ class Describer:
         with refusing(Refusal.WRONG_STATISTICS):
             pooled = statistics_from_arrays(request.arrays, self._schema)
             check_column_sums(pooled, own, self._schema)
-        return self._counts(pooled).model_dump_json()
+        return self._counts(pooled, own).model_dump_json()
 
-    def _counts(self, pooled: Statistics) -> ClientCounts:
+    def _counts(self, pooled: Statistics, own: Statistics) -> ClientCounts:
         columns, kinds = self._columns(), kinds_of(self._schema)
-        sums = _sums_of(self._schema, pooled)
-        edges = all_edges(kinds, sums)
-        histograms = {
-            name: histogram_of(columns[name], inner) for name, inner in edges.items()
-        }
+        sums, own_sums = (_sums_of(self._schema, it) for it in (pooled, own))
+        histograms = {}
+        for name, inner in all_edges(kinds, sums).items():
+            # A bin with rows is a number that somebody has, if it is narrow.
+            narrowest = NARROWEST * own_sums[name].deviation
+            cells = columns[name]
+            if sums[name].deviation < narrowest:
+                cells = cells.clear(len(cells))
+            histograms[name] = histogram_of(cells, inner)
         if self._schema.classes is not None:
             codes = self._table.y[self._train].astype(np.int64)
             histograms[self._schema.target] = class_counts_of(

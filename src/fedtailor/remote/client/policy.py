@@ -76,8 +76,8 @@ class Policy:
         least_clients: least number of clients in a sum.
         federated_statistics: whether counts, means and sums of the columns, and names of
             their categories, may be sent before training, in federated preprocessing and
-            to describe the table; and what tells how many rows each class has, by the
-            methods that send it.
+            to describe the table; sums over clients, to boost trees or fit a regression;
+            and what tells how many rows each class has, by the methods that send it.
         measurements: whether sums of losses and of correct predictions may be sent, once
             for each round. No mask covers them, so they are this client's own: where
             `secure_aggregation_only` holds, none are sent. A coordinator that makes
@@ -103,6 +103,10 @@ class Policy:
     columns: tuple[str, ...] | None = None
     hours: Annotated[str, AfterValidator(_check_hours)] = _ALL_DAY
     numbers_per_cell: Annotated[float, Field(gt=0)] = NUMBERS_PER_CELL
+
+    @property
+    def _sends_statistics(self) -> bool:
+        return self.federated_statistics and not self.noise_only
 
     def check_job(self, job: Job) -> None:
         """Check that the policy allows a job.
@@ -253,7 +257,7 @@ class Policy:
                 f"({noise})",
             ],
             "statistics": [
-                f"of single columns may{'' if self.federated_statistics else ' not'} be"
+                f"of single columns may{'' if self._sends_statistics else ' not'} be"
                 " sent before training"
             ],
             "columns": textwrap.wrap(
@@ -354,8 +358,9 @@ least_clients = {least_clients}
 # true: counts, means and sums of columns may be sent before training, and the names of
 # categories that five rows or more have, unless the job lists them: for federated
 # preprocessing, and to describe the table (fedtailor federation describe); in sums over
-# clients, rows by bins of columns, to boost trees (fedtailor federation boost); and, by
-# methods such as fedproto or pacfl, what tells how many rows each class has.
+# clients, rows by bins of columns, to boost trees (fedtailor federation boost), and
+# products of columns, to fit a regression (fedtailor federation fit); and, by methods
+# such as fedproto or pacfl, what tells how many rows each class has.
 federated_statistics = {federated_statistics}
 
 # true: sums of losses and of correct predictions over five rows or more may be sent,

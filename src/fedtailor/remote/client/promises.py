@@ -49,7 +49,7 @@ PROMISES = (
         lambda job: not adds_noise(job),
     ),
     Promise(
-        "counts, means and sums of its columns, names of their categories",
+        "before training: counts, means and sums of columns, names of categories",
         "federated_statistics = true, noise_only = false",
         lambda policy: policy.federated_statistics and not policy.noise_only,
         lambda job: job.schema.federated,

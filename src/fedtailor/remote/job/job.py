@@ -568,7 +568,10 @@ def _table(
 
 
 def _model(table: Mapping[str, Any]) -> Architecture:
-    if table.get("use") == "auto":
+    use = table.get("use", "")
+    if not isinstance(use, str):
+        raise ConfigError(("model", "use"), f"use is {use!r}; it must be a text")
+    if use == "auto":
         # Both would have to be trained over the machines, which doubles what clients
         # send and spend, and whoever chose would see all clients' measurements of both.
         raise ConfigError(

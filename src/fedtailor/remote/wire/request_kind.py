@@ -79,6 +79,7 @@ METHOD_KEYS = ("phase", "seed", "method", "inputs", "uplink", "downlink")
 _TABLE_KEYS = {HELLO: {"release"}, DESCRIBE: {"step", "epsilon", "delta", "ranges"}}
 _TABLE_ARRAYS = {
     HELLO: set(),
+    DESCRIBE: set(),  # but those of counts
     STATISTICS: set(),
     AGREED: {STATISTICS},
 }
@@ -141,8 +142,8 @@ def kind_of(request: Request) -> RequestKind:
             request.round or request.run,
             f"{task!r} belongs to no round and no run",
         )
-        if task in _TABLE_ARRAYS:
-            _refuse_arrays(request, _TABLE_ARRAYS[task])
+        asks_counts = task == DESCRIBE and settings.get("step") == "counts"
+        _refuse_arrays(request, {STATISTICS} if asks_counts else _TABLE_ARRAYS[task])
         return RequestKind.TABLE
     allowed = set(METHOD_KEYS)
     if task in STAGES:

@@ -9,6 +9,10 @@ from numpy.typing import NDArray
 
 MOST_BINS = 255
 """Bins of an input; their numbers are bytes."""
+ROWS_OF_BIN = 10
+"""At least so many rows are in a bin on which clients agree, on average. Where values are
+those of one client only, a bin of one row would be this client's, with its target.
+"""
 BISECTIONS = 30
 """How often the search for quantiles halves the interval that holds one."""
 

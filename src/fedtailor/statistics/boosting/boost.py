@@ -9,7 +9,12 @@ from numpy.typing import NDArray
 from scipy.special import log_expit, log_softmax
 
 from fedtailor._base.choice import require, require_one_or_more
-from fedtailor.statistics.boosting.bins import MOST_BINS, Thresholds, agree_on_bins
+from fedtailor.statistics.boosting.bins import (
+    MOST_BINS,
+    ROWS_OF_BIN,
+    Thresholds,
+    agree_on_bins,
+)
 from fedtailor.statistics.boosting.grid import from_grid, to_grid
 from fedtailor.statistics.boosting.rows import BoostingRequest, BoostingRows
 from fedtailor.statistics.boosting.tree import (
@@ -184,7 +189,8 @@ def boost(
         inputs: the number of inputs.
         classes: the number of classes; None for numbers.
         settings: how trees are grown, and how many.
-        thresholds: the bins; None = clients agree on quantiles.
+        thresholds: the bins; None = clients agree on quantiles, between which ten rows
+            or more are on average.
         start: a model that the new trees go on from, whose thresholds are used.
         progress: what `after_round` was last called with in a boosting that was
             interrupted; the trees are those that it would have grown. Without `start`.
@@ -206,7 +212,7 @@ def boost(
             ),
             int(totals[0]),
             inputs,
-            settings.most_bins,
+            min(settings.most_bins, max(2, int(totals[0]) // ROWS_OF_BIN)),
             at_once=halvings,
         )
     ask(BoostingRequest("bins", arrays={"thresholds": thresholds}))

@@ -351,7 +351,7 @@ def test_no_sum_is_one_without_a_client():
     own.append(ClientRows(rng.normal(size=(20, 2)), np.zeros(20)))
     parts = [RegressionRows(it, "poisson", own_intercept=True) for it in own]
     ask = sum_over(parts)
-    assert Kept.of(ask(RegressionRequest("kept"))) == Kept(3, 1, 0)
+    assert Kept.of(ask(RegressionRequest("kept"))) == Kept(3, 1, 0, 3)
     totals = Totals.of(ask(RegressionRequest("start")))
     np.testing.assert_allclose(totals.x, sum(it.x.sum(axis=0) for it in own[:3]))
     assert totals.rows == 60
@@ -369,6 +369,16 @@ def test_no_sum_is_one_without_a_client():
     few = [RegressionRows(it, "poisson", own_intercept=True) for it in own[1:]]
     with pytest.raises(ValueError, match="only 2 clients have complete rows"):
         fit_from_sums(sum_over(few), "ab", "poisson", intercept="fixed")
+
+
+def test_clients_whose_inputs_do_not_vary_hide_nobody():
+    """Of a linear model with own intercepts their rows have a part in the errors only."""
+    rng = np.random.default_rng(0)
+    alike = [ClientRows(np.full((3, 1), place), rng.normal(size=3)) for place in (0, 1)]
+    other = ClientRows(rng.normal(size=(20, 1)), rng.normal(size=20))
+    parts = [RegressionRows(it, "linear", own_intercept=True) for it in (*alike, other)]
+    with pytest.raises(ValueError, match="only 1 clients have complete rows"):
+        fit_from_sums(sum_over(parts), "a", "linear", intercept="fixed")
 
 
 @pytest.mark.parametrize("model", ["linear", "logistic", "poisson"])

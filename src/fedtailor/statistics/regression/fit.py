@@ -107,7 +107,7 @@ def fit_regression(
         for rows in clients
     ]
     begun = _begin(
-        sum_over(parts, on_grid=on_grid), names, model, intercept, errors, (), 1
+        sum_over(parts, on_grid=on_grid), names, model, intercept, errors, (), 0
     )
     left_out = tuple(number for number, part in enumerate(parts) if part.says_nothing)
     if intercept == "random":
@@ -194,8 +194,8 @@ def _check_kept(kept: Kept, least_clients: int, errors: Errors) -> None:
         " events) and inputs vary within clients?",
     )
     require(
-        kept.clients >= least_clients,
-        f"only {kept.clients} clients have complete rows that say something about the"
+        kept.varying >= least_clients,
+        f"only {kept.varying} clients have complete rows that say something about the"
         f" coefficients, and their sums are shown for {least_clients} or more",
     )
     require(

@@ -63,11 +63,14 @@ class Kept:
         clients: the number of these clients.
         left_out: of others, which have rows.
         missing: rows of all clients that are left out, as a cell is missing.
+        varying: of the clients, those whose inputs say something. Beside own intercepts
+            the others' rows say how far targets are from them.
     """
 
     clients: int
     left_out: int
     missing: int
+    varying: int
 
     @staticmethod
     def of(vector: Float[NDArray, " n"]) -> "Kept":
@@ -129,7 +132,7 @@ def answer_size(request: RegressionRequest, inputs: int, kept: int) -> int:
     """
     triangle = kept * (kept + 1) // 2
     return {
-        "kept": 3,
+        "kept": 4,
         "start": 4 + inputs,
         "spread": inputs + 1,
         "begin": 2 + kept + triangle,
@@ -183,7 +186,11 @@ class RegressionRows:
             return getattr(self, f"_{request.kind}")(request)
 
     def _kept(self, request: RegressionRequest) -> NDArray[np.float64]:
-        return np.array([self.is_kept, self.says_nothing, self._missing], np.float64)
+        x = self.rows.x
+        varies = self.is_kept and (not self._own_intercept or bool((x != x[0]).any()))
+        return np.array(
+            [self.is_kept, self.says_nothing, self._missing, varies], np.float64
+        )
 
     def _start(self, request: RegressionRequest) -> NDArray[np.float64]:
         x, y, seen = self.rows.x, self.rows.y, self.rows.seen

@@ -243,7 +243,11 @@ def test_a_history_outlives_a_process_and_ends_with_its_scope(scope, tmp_path):
         "abc"
     )
     later = '{"runs": {"": {"round": 1e999, "sums": {}, "first": 1, "members": []}}}'
-    for text in ("{}", later):
+    no_kind = (
+        '{"runs": {"": {"round": 1, "sums": {"x": {"names": ["a"], "weights": [1]}},'
+    )
+    no_kind += ' "first": 1, "members": [], "near": []}}}'
+    for text in ("{}", later, no_kind):
         path.write_text(text)
         with pytest.raises(ValueError, match=r"^cannot read .*sums.json: "):
             SumHistory(scope, path)

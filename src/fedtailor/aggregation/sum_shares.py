@@ -336,6 +336,7 @@ class SumHistory:
                         require(
                             bool(np.isfinite(weights).all()), "a weight is not finite"
                         )
+                        json.loads(key)
                         released[key] = ReleasedSums(
                             names, weights.reshape(-1, len(names))
                         )

@@ -48,3 +48,10 @@ def test_a_tree_of_few_questions_is_that_of_single_ones(settings, most, monkeypa
             )
         assert set(singly) <= {1} and len(asked) <= min(most, len(singly))
         assert len(singly) <= sum(asked) <= most_splits(settings)
+
+
+def test_a_histogram_of_one_bin_is_split_nowhere():
+    """Sums with a wrong part can leave no threshold between bins."""
+    one = np.full((2, 1, 3), 10.0)
+    sums, bins = np.full(3, 10.0), np.ones(2, int)
+    assert tree.best_split(one, sums, 0.0, bins, GrowSettings()) is None

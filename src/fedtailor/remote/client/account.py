@@ -302,7 +302,10 @@ class ClientAccount:
         return lines
 
     def _describe_epsilons(self) -> str:
-        names = {"client": "for all rows of this client", "example": "for each row"}
+        names = {
+            "client": "for all rows of this client",
+            "example": "for each row or window",
+        }
         parts = [
             f"epsilon {epsilon:.2f} {names[unit]} (delta {delta:g})"
             for unit, (epsilon, delta) in self.epsilons().items()

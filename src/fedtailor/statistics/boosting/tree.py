@@ -260,6 +260,8 @@ def best_split(
         settings: what children must have at least.
     """
     left = histogram.cumsum(axis=1)[:, :-1]  # up to and with each bin
+    if not left.size:  # no input varies
+        return None
     gains = split_gains(list(np.moveaxis(left, -1, 0)), sums, value, settings)
     is_there = np.arange(left.shape[1]) < bins[:, None] - 1
     gains = np.where(is_there, gains, -1.0)

@@ -322,7 +322,7 @@ TESTED = {
             "test_of_times_only_pairs_are_measured",
         ),
         "sends nothing that is not masked": ("test_only_masks_leave_a_client",),
-        "A bin of one row shows": (
+        "one of a single row shows": (
             "test_boosting_shows_targets_of_single_rows_in_bins_of_single_rows_only",
         ),
         "It cannot ask more": (
@@ -336,6 +336,10 @@ TESTED = {
             "test_machines_fit_what_pooled_rows_fit",
             "test_only_masks_leave_a_client",
             "test_a_policy_decides_on_regressions",
+        ),
+        "So a policy allows these only with": (
+            "test_counts_of_each_client_follow_beside_own_intercepts",
+            "test_a_policy_decides_on_own_intercepts",
         ),
         "A client answers what a fit asks": (
             "test_a_coordinator_asks_what_a_fit_asks",

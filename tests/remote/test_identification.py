@@ -23,6 +23,7 @@ from fedtailor.remote.job.job import Schema
 from fedtailor.remote.job.statistics import ClientTable
 from fedtailor.remote.wire.boosting import SUMMED
 from fedtailor.statistics.boosting import BoostingRows, BoostingSettings
+from fedtailor.statistics.boosting.bins import bins_of_values
 from fedtailor.statistics.boosting.boost import boost, sum_over
 from remote.identification import (
     count_vectors,
@@ -154,9 +155,10 @@ def describer(tmp_path):
         train = np.arange(len(found.y))
         account = ClientAccount(tmp_path)
         made = Describer(SCHEMA, found, train, tmp_path, account, lambda line: None)
+        sums = found.statistics(train)
         return [
-            json.loads(found.statistics(train).to_json()),
-            json.loads(made._counts(pooled).model_dump_json()),
+            json.loads(sums.to_json()),
+            json.loads(made._counts(pooled, sums).model_dump_json()),
         ]
 
     return describe
@@ -410,7 +412,7 @@ def test_losses_of_linear_models_show_their_sums_of_products_and_no_more():
     assert MEASURED.allows(Policy(measurements=True, secure_aggregation_only=False))
 
 
-def boosted_sums(table, bins, clients=4):
+def boosted_sums(table, bins, clients=4, agreed=False):
     """Every sum over clients that a boosting of numbers asks for."""
     x, y = np.array(table["age"])[:, None], np.array(table["cost"])
     parts = [
@@ -428,24 +430,27 @@ def boosted_sums(table, bins, clients=4):
     settings = BoostingSettings(
         trees=2, most_leaves=3, least_rows=6, most_bins=bins, chooses=False
     )
-    boost(listening, 1, None, settings)
+    ends = bins_of_values(x, bins)
+    boost(listening, 1, None, settings, thresholds=None if agreed else ends)
     return learned
 
 
 def test_boosting_shows_targets_of_single_rows_in_bins_of_single_rows_only():
-    """Though not whose they are. A policy lets no trees be boosted by default."""
+    """A policy lets no trees be boosted by default."""
     rng = np.random.default_rng(0)
     rows = 48
     age = rng.permutation(rows).astype(float).tolist()
     table = {"age": age, "cost": rng.normal(size=rows).tolist()}
     cells = [("cost", row) for row in range(rows)]
 
-    def known(bins):
+    def known(bins, agreed=False):
         """How much of each target is known."""
-        numbers = partial(boosted_sums, bins=bins)
+        numbers = partial(boosted_sums, bins=bins, agreed=agreed)
         # Sums of targets, rounded to single precision, are linear in them.
         return projection(jacobian(numbers, table, cells, step=0.1)).diagonal()
 
     assert known(bins=4).max() < 0.2  # a row of a bin of twelve, to a twelfth
     assert known(bins=48).max() > 1 - 1e-6
+    # Clients agree on no bins of single rows, whatever a job says.
+    assert known(bins=48, agreed=True).max() < 0.2
     assert not TREES.allows(Policy())

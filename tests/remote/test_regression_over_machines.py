@@ -1,12 +1,14 @@
 """Regressions over machines are those of pooled rows, behind masks."""
 
 import dataclasses
+import itertools
 
 import numpy as np
 import polars as pl
 import pytest
 
 from fedtailor.remote.client.policy import Policy
+from fedtailor.remote.client.promises import said
 from fedtailor.remote.client.round_requests import RoundHandler
 from fedtailor.remote.job.examples import federation_from_rows
 from fedtailor.remote.job.job import read_job
@@ -21,7 +23,7 @@ from fedtailor.remote.wire.messages import (
     encode_request,
 )
 from fedtailor.remote.wire.refusals import Refusal
-from fedtailor.remote.wire.regression import REGRESS, read_question
+from fedtailor.remote.wire.regression import REGRESS
 from fedtailor.remote.wire.transport import Responder, TooFewClients
 from fedtailor.statistics.regression import (
     ClientRows,
@@ -31,7 +33,7 @@ from fedtailor.statistics.regression import (
     fit_table,
 )
 from fedtailor.statistics.regression.grid import LARGEST
-from fedtailor.statistics.regression.rows import Kept, Totals, TotalSums, sum_over
+from fedtailor.statistics.regression.rows import Kept, Totals, sum_over, sums_from
 from remote.jobs import NAMES, Clients
 from remote.taps import Tap
 
@@ -192,8 +194,8 @@ def questions(tap, name):
     return [it for it in found if isinstance(it.algorithm.get(REGRESS), dict)]
 
 
-def asking(request, kind, number, run, arrays, again=False):
-    plain = {"kind": kind, "clients": 4, **({"again": True} if again else {})}
+def asking(request, kind, number, run, arrays):
+    plain = {"kind": kind, "clients": 4}
     return dataclasses.replace(
         request,
         round=number,
@@ -209,22 +211,11 @@ def asking(request, kind, number, run, arrays, again=False):
         ("start", {}, Refusal.MALFORMED),
         ("spread", {"shift": np.zeros(3), "y_shift": np.zeros(1)}, Refusal.MALFORMED),
         ("clusters", {}, Refusal.MALFORMED),
-        (
-            "step",
-            {"shared": np.float64(1), "step": np.zeros(3), "length": np.ones(1)},
-            Refusal.MALFORMED,
-        ),
+        ("step", {"shared": np.float64(1)}, Refusal.MALFORMED),
         ("step", {"shared": np.zeros(2)}, Refusal.MALFORMED),
-        (
-            "step",
-            {"shared": np.zeros(4), "step": np.zeros(4), "length": np.ones(1)},
-            Refusal.MALFORMED,
-        ),
-        (
-            "step",
-            {"shared": np.full(3, np.nan), "step": np.zeros(3), "length": np.ones(1)},
-            Refusal.MALFORMED,
-        ),
+        ("step", {"shared": np.zeros(4)}, Refusal.MALFORMED),
+        ("step", {"shared": np.full(3, np.nan)}, Refusal.MALFORMED),
+        ("step", {"shared": np.zeros(3), "step": np.zeros(3)}, Refusal.MALFORMED),
     ],
 )
 def test_a_coordinator_asks_what_a_fit_asks(fitted, tmp_path, kind, arrays, refusal):
@@ -236,18 +227,6 @@ def test_a_coordinator_asks_what_a_fit_asks(fitted, tmp_path, kind, arrays, refu
         assert decode_reply(client(encode_request(request))).refusal is None
     more = asking(first[0], kind, len(first), first[0].run, arrays)
     assert decode_reply(client(encode_request(more))).refusal is refusal
-
-
-def test_a_try_is_repeated_only_after_a_step(fitted, tmp_path):
-    _, tap, *_ = fitted
-    client = Fitted(tmp_path / "job").client("a")
-    first = questions(tap, "a")
-    for request in first[:4]:
-        assert decode_reply(client(encode_request(request))).refusal is None
-    more = asking(first[0], "step", 4, first[0].run, first[4].arrays, again=True)
-    assert decode_reply(client(encode_request(more))).refusal is Refusal.MALFORMED
-    with pytest.raises(ValueError, match="only a step"):
-        read_question({"kind": "start", "again": True}, {}, 3)
 
 
 def test_a_run_ends_after_as_many_questions_as_a_fit_may_need(fitted, tmp_path):
@@ -289,6 +268,22 @@ def test_a_policy_decides_on_regressions(fitted):
     assert not any("regression" in it for it in allows.reasons_against(job))
     noisy = Policy(federated_statistics=True, noise_only=True)
     assert any("sums of a regression" in it for it in noisy.reasons_against(job))
+
+
+@pytest.mark.parametrize(
+    ("rest", "shows"), [(REST, False), (REST + 'intercept = "fixed"\n', True)]
+)
+def test_a_policy_decides_on_own_intercepts(tmp_path, rest, shows):
+    """Counts of each client follow from sums beside own intercepts."""
+    job = Fitted(tmp_path / "job", rest).job
+    masks_only = Policy(federated_statistics=True)
+    reasons = " ".join(masks_only.reasons_against(job))
+    assert ("counts of this client's own rows would follow" in reasons) == shows
+    allows = Policy(federated_statistics=True, secure_aggregation_only=False)
+    assert not any("regression" in it for it in allows.reasons_against(job))
+    assert "stays       counts of its rows, as they follow" in " ".join(
+        said(masks_only, job)
+    )
 
 
 def test_rows_with_missing_cells_are_left_out_and_counted(tmp_path):
@@ -340,6 +335,35 @@ def test_what_a_job_cannot_fit_is_told(tmp_path, old, new, problem):
         read_job(clients.path)
 
 
+def test_counts_of_each_client_follow_beside_own_intercepts():
+    """So they need a policy of their own. With a common intercept the sums have no part
+    that is not linear in a client's counts, and many counts have the same sums.
+    """
+    rows, found = np.array([31, 37, 43]), {}
+    for intercept in ("fixed", "common"):
+        alike = set()
+        for counts in itertools.product(range(1, 9), repeat=3):
+            sums = 0.0
+            for n, k in zip(rows.tolist(), counts, strict=True):
+                x = np.repeat([1.0, 0.0], [k, n - k])[:, None]
+                own = RegressionRows(
+                    ClientRows(x, np.arange(n) % 3.0),
+                    "linear",
+                    own_intercept=intercept == "fixed",
+                )
+                width = 2 if intercept == "common" else 1
+                units = {"shift": np.zeros(1), "scale": np.ones(1)}
+                arrays = {"kept": np.arange(1), "shared": np.zeros(width), **units}
+                arrays["y_units"] = np.array([0.0, 1.0])
+                answer = own.answer(RegressionRequest("begin", arrays=arrays))
+                information = sums_from(answer, width).information[-1, -1]
+                sums = sums + np.array([k, information])
+            alike.add(tuple(np.round(sums, 9).tolist()))
+        found[intercept] = len(alike)
+    assert found["common"] == 22  # 3 to 24 rows
+    assert found["fixed"] > 0.9 * 8**3
+
+
 def test_no_sum_is_one_without_a_client():
     """Before, a client whose numbers were too large added nothing, and one that is left out
     added its rows to one of two sums: the differences were theirs.
@@ -358,14 +382,11 @@ def test_no_sum_is_one_without_a_client():
     units = {"shift": np.zeros(2), "scale": np.ones(2), "y_units": np.array([0.0, 1])}
     begin = {"kept": np.arange(2), "shared": np.zeros(2), **units}
     ask(RegressionRequest("begin", arrays=begin))
-    steps = {"step": np.zeros(2), "length": np.ones(1)}
     # Far too long steps have finite numbers, too.
     for size in (1e2, 3e2, 1e3, 1e5):
-        step = {"shared": np.array([size, 0.0]), **steps}
+        step = {"shared": np.array([size, 0.0])}
         each = [part.answer(RegressionRequest("step", arrays=step)) for part in parts]
         assert (np.abs(each) < LARGEST).all()
-        for vector in each[:3]:
-            assert (np.diag(TotalSums.of(vector, 2).sums.information) > 0).all()
     few = [RegressionRows(it, "poisson", own_intercept=True) for it in own[1:]]
     with pytest.raises(ValueError, match="only 2 clients have complete rows"):
         fit_from_sums(sum_over(few), "ab", "poisson", intercept="fixed")
@@ -398,8 +419,7 @@ def test_a_client_answers_what_it_is_asked_now(model, size):
         return rows, rows.answer(RegressionRequest("begin", arrays=arrays))
 
     rows, _ = begin(start)
-    steps = {"shared": far, "step": np.zeros(3), "length": np.ones(1)}
-    found = rows.answer(RegressionRequest("step", arrays=steps))
+    found = rows.answer(RegressionRequest("step", arrays={"shared": far}))
     np.testing.assert_array_equal(found, begin(far)[1])
 
 

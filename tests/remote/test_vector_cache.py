@@ -5,6 +5,7 @@ nothing wrong is ever put together.
 import time
 from dataclasses import replace
 
+import jax
 import numpy as np
 import pytest
 
@@ -27,6 +28,7 @@ from fedtailor.remote.wire.transport import (
 from fedtailor.remote.wire.vector_cache import (
     KNOWN,
     MAX_KINDS,
+    MAX_SHAPES,
     CacheMiss,
     ClientCaches,
     VectorCache,
@@ -306,11 +308,30 @@ def test_short_vectors_are_counted_before_they_are_rows():
 def test_a_job_names_no_more_and_more_kinds():
     """Names of 1 MB, new ones in each message, took 16 MB each for good."""
     cache = VectorCache()
-    for number in range(MAX_KINDS):
-        cache.fill_in(replace(request(ROWS), arrays={f"stream/{number}": ROWS}))
+    for number in range(2 * MAX_KINDS):
+        asked = replace(request(ROWS), arrays={f"stream/{number % MAX_KINDS}": ROWS})
+        cache.remember(cache.fill_in(asked))
+    other = replace(request(ROWS), arrays={"stream/other": ROWS})
     with pytest.raises(Refused, match="64 kinds of vectors and numbers at most"):
-        cache.fill_in(replace(request(ROWS), arrays={"stream/other": ROWS}))
+        cache.fill_in(other)
     with pytest.raises(Refused, match="names of up to 100 characters"):
         VectorCache().fill_in(
             replace(request(ROWS), arrays={"scalar/" + "x" * 101: ROWS[0, 0]})
         )
+    # A request that is refused later on says nothing about the next ones.
+    fresh = VectorCache()
+    many = {f"scalar/{number}": ROWS[0, 0] for number in range(MAX_KINDS)}
+    fresh.fill_in(replace(request(ROWS), arrays=many))
+    fresh.fill_in(other)
+
+
+def test_programs_of_more_and_more_shapes_are_forgotten(monkeypatch):
+    """Each took 9 MB for good."""
+    cache, forgotten = VectorCache(), []
+    monkeypatch.setattr(jax, "clear_caches", lambda: forgotten.append(True))
+    for length in [*range(1, MAX_SHAPES + 1), *range(1, MAX_SHAPES + 1)]:
+        rows = np.ones((1, length), np.float32)
+        cache.fill_in(replace(request(ROWS), arrays={"stream/model": rows}))
+    assert not forgotten
+    cache.fill_in(replace(request(ROWS), arrays={"stream/a": ROWS}))
+    assert forgotten

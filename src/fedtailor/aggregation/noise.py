@@ -25,9 +25,8 @@ def with_gaussian_noise(
         deviation: 0 or more; 0 leaves the values as they are.
         key: of random numbers.
     """
-    wide = jnp.promote_types(
-        values.dtype, jnp.float32
-    )  # bfloat16 has 128 normal numbers
+    # In half precision there are 128 normal numbers.
+    wide = jnp.promote_types(values.dtype, jnp.float32)
     scale = jnp.asarray(deviation, wide)
     step = jnp.ldexp(jnp.ones_like(scale), jnp.frexp(scale)[1] - 1) / STEPS
     pair = jax.random.normal(key, (2, *values.shape), wide)

@@ -11,6 +11,7 @@ from fedtailor.statistics.mixed import ClientMoments, fit_mixed_model
 from fedtailor.statistics.regression import ClientRows, fit_regression
 from fedtailor.statistics.regression.fit import fit_from_sums
 from fedtailor.statistics.regression.rows import RegressionRows, sum_over
+from fedtailor.statistics.regression.sums import best_intercept, sums_of
 
 REFERENCES = json.loads(reference.HOME.read_text())
 
@@ -320,3 +321,25 @@ def test_rare_levels_are_not_taken_for_separation():
     fitted = fit_regression([rows_of(level, y)], ["level"], "logistic")
     expected = [0, np.log(1 / 399)]
     np.testing.assert_allclose(fitted.coefficients, expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("model", ["linear", "logistic", "poisson"])
+@pytest.mark.parametrize("size", [0.0, 1.0, 30.0])
+def test_an_own_intercept_is_the_best_one(model, size):
+    """Before, it followed from the server's steps, which could make all weights but one
+    client's nearly 0.
+    """
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(40, 2))
+    y = {
+        "linear": rng.normal(size=40),
+        "logistic": rng.integers(0, 2, 40) + 0.0,
+        "poisson": rng.poisson(2, 40) + 0.0,
+    }[model]
+    rows, slopes = ClientRows(x, y), np.array([size, -size])
+    best = best_intercept(rows, model, slopes)
+    sums = sums_of(rows, model, np.append(best, slopes))
+    assert abs(sums.score[0]) <= 1e-11 * max(1, sums.information[0, 0])
+    for away in (-0.1, 0.1):
+        other = sums_of(rows, model, np.append(best + away, slopes))
+        assert other.log_likelihood < sums.log_likelihood

@@ -63,7 +63,7 @@ from fedtailor.remote.wire.transport import Transport, send_and_receive
 COLUMNS, COUNTS, NOISY = "columns", "counts", "noisy"
 """What a request asks for: sums of columns, then counts; or counts with noise."""
 
-NARROWEST = 0.25
+NARROWEST = 0.5
 """The least deviation of pooled sums for which rows are counted in bins, of the deviation of
 the client's own: bins are a quarter of the pooled one wide.
 """

@@ -148,6 +148,12 @@ class Policy:
                 "a regression would be fitted from sums of columns and of their products"
                 " (federated_statistics is false)"
             )
+        if shows_own_counts(job) and self.secure_aggregation_only:
+            yield (
+                "counts of this client's own rows would follow from the sums of a"
+                " regression, in which it has its own intercept or baseline hazard"
+                " (secure_aggregation_only is true)"
+            )
         if job.spec.privacy.evaluate:
             against = ["measurements is false"] * (not self.measurements)
             against += [
@@ -391,6 +397,11 @@ def _listed(names: Sequence[str], most: int = 12) -> str:
 def has_probe(job: Job) -> bool:
     """Whether clients of a job answer a probe, which no sum hides."""
     return any(method.probes for method, _ in job.spec.algorithm.phases())
+
+
+def shows_own_counts(job: Job) -> bool:
+    """Whether counts of single clients follow from the sums of a job's regression."""
+    return job.regression is not None and job.regression.shows_clients
 
 
 def counts_classes(job: Job) -> bool:

@@ -8,7 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from textwrap import wrap
 
-from fedtailor.remote.client.policy import Policy, adds_noise, counts_classes, has_probe
+from fedtailor.remote.client.policy import (
+    Policy,
+    adds_noise,
+    counts_classes,
+    has_probe,
+    shows_own_counts,
+)
 from fedtailor.remote.job.job import Job
 
 
@@ -65,6 +71,15 @@ PROMISES = (
         "federated_statistics = true, noise_only = false",
         lambda policy: policy.federated_statistics and not policy.noise_only,
         lambda job: job.regression is not None,
+    ),
+    Promise(
+        "counts of its rows, as they follow from own intercepts or Cox's regression",
+        "federated_statistics = true, secure_aggregation_only = false, noise_only = false",
+        lambda policy: (
+            policy.federated_statistics
+            and not (policy.secure_aggregation_only or policy.noise_only)
+        ),
+        shows_own_counts,
     ),
     Promise(
         "what tells how many of its rows each class has, by methods that need it",

@@ -80,11 +80,6 @@ class RegressionClient(StepsClient[RegressionRequest]):
             Refusal.MALFORMED,
             "a step of a regression has other coefficients than its beginning",
         )
-        refuse_unless(
-            not step.again or self._before == "step",
-            Refusal.MALFORMED,
-            "a regression has no step that it could try again",
-        )
         is_linear = self._regression.model == "linear"
         refuse_unless(
             step.kind != "begin"

@@ -150,6 +150,15 @@ class RegressionSettings:
     model: Model
     intercept: Literal["common", "fixed"] = "common"
 
+    @property
+    def shows_clients(self) -> bool:
+        """Whether counts of each client follow from the sums.
+
+        Beside an intercept or baseline hazard of its own, a client adds products of its
+        means; one sum of these has one solution in whole numbers, for known rows.
+        """
+        return self.intercept == "fixed" or self.model == "cox"
+
 
 @dataclass(frozen=True)
 class Boosting:
@@ -365,9 +374,9 @@ def _job(document: Document) -> Job:
     for name in needed:
         if name not in content:
             raise ConfigError((name,), f"the table [{name}] is missing")
-    for name in set(content) - {"title"}:
-        if not isinstance(content[name], Mapping):
-            raise ConfigError((name,), f"{name} is {content[name]!r}; it is a table")
+    for name, value in content.items():
+        if name != "title" and not isinstance(value, Mapping):
+            raise ConfigError((name,), f"{name} is {value!r}; it is a table")
     title = content.get("title", "federation")
     if not isinstance(title, str):
         raise ConfigError(("title",), f"title is {title!r}; it must be a text")

@@ -28,20 +28,18 @@ class Question(BaseModel):
     arrays.
 
     Attributes:
-        kind, again: see `RegressionRequest`. Products of clients' scores, for robust errors,
-            are none of them: with the scores they show single clients' numbers.
+        kind: see `RegressionRequest`. Products of clients' scores, for robust errors,
+            are none: with the scores they show single clients' numbers.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     kind: Literal["kept", "start", "spread", "begin", "step"]
-    again: bool = False
 
 
 def plain_question(request: RegressionRequest) -> dict[str, Any]:
     """A request as plain values, which `read_question` reads."""
-    plain = {"kind": request.kind, "again": request.again}
-    return Question.model_validate(plain).model_dump(exclude_defaults=True)
+    return Question.model_validate({"kind": request.kind}).model_dump()
 
 
 def read_question(
@@ -61,10 +59,6 @@ def read_question(
         read = Question.model_validate_json(json.dumps(plain))
     except (ValidationError, TypeError):
         raise ValueError("the question of a regression is not well formed") from None
-    require(
-        not read.again or read.kind == "step",
-        "only a step of a regression is tried again",
-    )
     shapes: dict[str, tuple[int, ...]] = {}
     if read.kind == "spread":
         shapes = {"shift": (inputs,), "y_shift": (1,)}
@@ -91,7 +85,7 @@ def read_question(
         }
     if read.kind == "step":
         shared = np.size(arrays.get("shared", ()))
-        shapes = {"shared": (shared,), "step": (shared,), "length": (1,)}
+        shapes = {"shared": (shared,)}
     require(
         set(arrays) == set(shapes),
         f"a question of a regression ({read.kind}) has other arrays than it needs",
@@ -105,7 +99,7 @@ def read_question(
         require(is_valid, f"the array {name} of a regression is not well formed")
     scales = [*arrays.get("scale", ()), *arrays.get("y_units", ())[1:]]
     require(all(scale > 0 for scale in scales), "a unit of a regression is not above 0")
-    return RegressionRequest(read.kind, read.again, dict(arrays))
+    return RegressionRequest(read.kind, dict(arrays))
 
 
 def to_vector(

@@ -14,7 +14,9 @@ known/initial           the next of the rows that are not cached
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
+import jax
 import numpy as np
 
 from fedtailor.remote.wire.messages import Request
@@ -31,11 +33,21 @@ INITIAL, STREAM = "initial", "stream/"
 _OF_ROUNDS = ("stream", "scalar", "index")
 MAX_KINDS, MAX_KIND_LENGTH = 64, 100
 """The most kinds of what a job's rounds send, and the most characters of one. A client keeps
-vectors and compiled programs by their kinds.
+vectors by their kinds.
+"""
+MAX_SHAPES = 32
+"""Requests of so many shapes are answered before compiled programs are forgotten: there is
+one for each, of some 10 MB.
 """
 
 _NEW = bytes(DIGEST_BYTES)
 """Instead of a digest: the row is the next of those that the request holds."""
+
+
+def _kinds_of(names: Iterable[str]) -> set[str]:
+    """The kinds of vectors and numbers that arrays of these names hold."""
+    parts = [name.partition("/") for name in names]
+    return {kind for part, _, kind in parts if part in _OF_ROUNDS}
 
 
 class CacheMiss(ValueError):
@@ -106,7 +118,8 @@ class VectorCache:
         self._compute_common, self._common = common, None
         # By name of the array, and by digest; what was received last is the last one.
         self._received: dict[str, dict[bytes, np.ndarray]] = {}
-        self._kinds = set[str]()  # of all requests
+        self._kinds = set[str]()  # of all requests that were answered
+        self._shapes = set[tuple[Any, ...]]()
 
     def fill_in(self, request: Request) -> Request:
         """Replace the digests of a request by the vectors.
@@ -122,6 +135,7 @@ class VectorCache:
             else:
                 arrays[name] = array
         self._check_kinds(arrays)
+        self._bound_programs(request.task, arrays)
         names = [name for name in arrays if name == INITIAL or name.startswith(STREAM)]
         fits = set(known) <= set(names) and all(map(_is_digests, known.values()))
         refuse_unless(
@@ -173,6 +187,7 @@ class VectorCache:
         Args:
             request: as `fill_in` returned it.
         """
+        self._kinds |= _kinds_of(request.arrays)
         for name, array in request.arrays.items():
             if name != INITIAL and not name.startswith(STREAM):
                 continue
@@ -191,8 +206,7 @@ class VectorCache:
         Raises:
             Refused: they do, or a kind is too long.
         """
-        parts = [name.partition("/") for name in names]
-        kinds = {kind for part, _, kind in parts if part in _OF_ROUNDS}
+        kinds = _kinds_of(names)
         refuse_unless(
             all(len(kind) <= MAX_KIND_LENGTH for kind in kinds)
             and len(self._kinds | kinds) <= MAX_KINDS,
@@ -200,7 +214,14 @@ class VectorCache:
             f"a job sends {MAX_KINDS} kinds of vectors and numbers at most, with names of"
             f" up to {MAX_KIND_LENGTH} characters",
         )
-        self._kinds |= kinds
+
+    def _bound_programs(self, task: str, arrays: Mapping[str, np.ndarray]) -> None:
+        """Forget compiled programs if requests have more and more shapes."""
+        of_arrays = ((name, it.shape, it.dtype.str) for name, it in arrays.items())
+        self._shapes.add((task, *sorted(of_arrays)))
+        if len(self._shapes) > MAX_SHAPES:
+            self._shapes.clear()
+            jax.clear_caches()
 
     @property
     def _size(self) -> int:

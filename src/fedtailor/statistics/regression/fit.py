@@ -23,9 +23,9 @@ from fedtailor.statistics.regression.rows import (
     RegressionRequest,
     RegressionRows,
     Totals,
-    TotalSums,
     from_upper,
     sum_over,
+    sums_from,
 )
 from fedtailor.statistics.regression.sums import (
     MODELS,
@@ -232,7 +232,7 @@ class _Begun:
     names: tuple[str, ...]
     units: "_Units"
     shared: Float[np.ndarray, " q"]
-    at_start: TotalSums
+    at_start: Sums
     found: Regression
     parameters: int
     totals: Totals
@@ -270,9 +270,9 @@ def _begin(
         link = {"linear": lambda mean: 0.0, "logistic": logit, "poisson": np.log}[model]
         shared = np.append(link(totals.y / totals.rows), shared)
     begin = RegressionRequest("begin", arrays=units.arrays(inputs, shared))
-    at_start = TotalSums.of(ask(begin), len(shared))
-    _require_independent(at_start.sums, used, has_intercept=intercept != "fixed")
-    require(_is_positive(at_start.sums), _WRONG_SUMS)
+    at_start = sums_from(ask(begin), len(shared))
+    _require_independent(at_start, used, has_intercept=intercept != "fixed")
+    require(_is_positive(at_start), _WRONG_SUMS)
     found = Regression(
         model,
         intercept,
@@ -438,45 +438,32 @@ def _newton(begun: _Begun) -> tuple[Float[np.ndarray, " q"], Sums, int]:
     """
     shared, total, asked = begun.shared, begun.at_start, 0
     for number in range(_MAX_STEPS + 1):
-        sums = total.sums
         try:
-            step = np.linalg.solve(sums.information, sums.score)
+            step = np.linalg.solve(total.information, total.score)
         except np.linalg.LinAlgError:
             break
-        if float(sums.score @ step) + total.own < _TOLERANCE**2:
-            return shared, sums, number
-        length, tried = 1.0, _step(begun, shared, step, 1.0)
-        least = sums.log_likelihood - 1e-12 * abs(sums.log_likelihood)
-        while tried.sums.log_likelihood < least:
+        if float(total.score @ step) < _TOLERANCE**2:
+            return shared, total, number
+        length, tried = 1.0, _sums_at(begun, shared + step)
+        least = total.log_likelihood - 1e-12 * abs(total.log_likelihood)
+        while tried.log_likelihood < least:
             asked += 1
             if length < _SHORTEST or asked + _MAX_STEPS > MOST_QUESTIONS - 5:
                 break
             length /= 2
-            tried = _step(begun, shared, step, length, again=True)
+            tried = _sums_at(begun, shared + length * step)
         shared, total = shared + length * step, tried
-    _refuse_separated(begun, total.sums)
+    _refuse_separated(begun, total)
     raise ValueError(
         f"Newton's method did not converge in {_MAX_STEPS} steps; leave out inputs, or"
         " bring rare categories together"
     )
 
 
-def _step(
-    begun: _Begun,
-    shared: Float[np.ndarray, " q"],
-    step: Float[np.ndarray, " q"],
-    length: float,
-    *,
-    again: bool = False,
-) -> TotalSums:
-    """The sums after a part of a step; `again`, if the part before was too long."""
-    arrays = {
-        "shared": shared + length * step,
-        "step": step,
-        "length": np.array([length]),
-    }
-    answer = begun.ask(RegressionRequest("step", again, arrays))
-    return TotalSums.of(answer, len(shared))
+def _sums_at(begun: _Begun, shared: Float[np.ndarray, " q"]) -> Sums:
+    """The sums at shared coefficients."""
+    request = RegressionRequest("step", arrays={"shared": shared})
+    return sums_from(begun.ask(request), len(shared))
 
 
 def _require_independent(
@@ -511,7 +498,7 @@ def _refuse_separated(begun: _Begun, now: Sums) -> None:
         return
     from scipy.linalg import eigh  # takes memory that clients do not need
 
-    left, directions = eigh(now.information, begun.at_start.sums.information)
+    left, directions = eigh(now.information, begun.at_start.information)
     if left[0] > _SEPARATED:
         return
     shares = np.abs(directions[1:, 0] if has_intercept else directions[:, 0])

@@ -12,16 +12,19 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Float
 from numpy.typing import NDArray
-from scipy.special import gammaln, logit
+from scipy.special import gammaln
 
 from fedtailor._base.choice import require
 from fedtailor.statistics.regression.grid import from_parts, to_parts
-from fedtailor.statistics.regression.sums import ClientRows, Model, Sums, sums_of
+from fedtailor.statistics.regression.sums import (
+    ClientRows,
+    Model,
+    Sums,
+    best_intercept,
+    sums_of,
+)
 
 Kind = Literal["kept", "start", "spread", "begin", "step", "clusters"]
-
-_MOST_GROWTH = 2.0**40
-"""More than a log-likelihood can grow by own intercepts where a fit may end."""
 
 
 @dataclass(frozen=True)
@@ -37,15 +40,12 @@ class RegressionRequest:
                       and `arrays["y_shift"]`, to choose units
             begin     take the inputs `arrays["kept"]` and the units `shift`, `scale` and
                       `y_units`, and answer `Sums` at the coefficients `shared`
-            step      `Sums` at the coefficients `shared`, which are the last ones that
-                      were taken and `length` times `step`
+            step      `Sums` at the coefficients `shared`
             clusters  products of the score at the coefficients that were last asked for
-        again: of a step, whether the one before was too long, and is not taken.
         arrays: what else is sent.
     """
 
     kind: Kind
-    again: bool = False
     arrays: dict[str, NDArray] = field(default_factory=dict)
 
 
@@ -101,25 +101,12 @@ class Totals:
         return Totals(rows, y, events, gammas, vector[4:])
 
 
-@dataclass(frozen=True)
-class TotalSums:
-    """`Sums` of all clients, of the shared coefficients.
-
-    Attributes:
-        sums: the sums; with own intercepts, without these.
-        own: how much the log-likelihood may grow by steps of own intercepts alone, twice.
+def sums_from(vector: Float[NDArray, " n"], inputs: int) -> Sums:
+    """The `Sums` of an answer about a number of coefficients; with own intercepts, without
+    these.
     """
-
-    sums: Sums
-    own: float
-
-    @staticmethod
-    def of(vector: Float[NDArray, " n"], inputs: int) -> "TotalSums":
-        """Of an answer about a number of coefficients."""
-        log_likelihood, own = vector[:2].tolist()
-        score, upper = np.split(vector[2:], [inputs])
-        sums = Sums(log_likelihood, score, from_upper(upper, inputs))
-        return TotalSums(sums, own)
+    score, upper = np.split(vector[1:], [inputs])
+    return Sums(float(vector[0]), score, from_upper(upper, inputs))
 
 
 def answer_size(request: RegressionRequest, inputs: int, kept: int) -> int:
@@ -135,8 +122,8 @@ def answer_size(request: RegressionRequest, inputs: int, kept: int) -> int:
         "kept": 4,
         "start": 4 + inputs,
         "spread": inputs + 1,
-        "begin": 2 + kept + triangle,
-        "step": 2 + kept + triangle,
+        "begin": 1 + kept + triangle,
+        "step": 1 + kept + triangle,
         "clusters": triangle,
     }[request.kind]
 
@@ -170,10 +157,8 @@ class RegressionRows:
         self._inputs = rows.x.shape[1]
         # Coefficients that all share, with a common intercept.
         self._shared = 0
-        # The own intercept and the sums at the coefficients that were taken, and at those
-        # that were last asked for.
-        self._taken: tuple[float, Sums] | None = None
-        self._last: tuple[float, Sums] | None = None
+        # At the coefficients that were last asked for.
+        self._last: Sums | None = None
 
     def answer(self, request: RegressionRequest) -> NDArray[np.float64]:
         """This client's part of the sum that a request asks for."""
@@ -209,55 +194,36 @@ class RegressionRows:
         y_shift, y_scale = given["y_units"]
         x = (self.rows.x[:, given["kept"]] - given["shift"]) / given["scale"]
         y = (self.rows.y - y_shift) / y_scale
-        self.rows, own = ClientRows(x, y, self.rows.seen), 0.0
-        if self._own_intercept:
-            link = {"linear": float, "logistic": logit, "poisson": np.log}
-            own = float(link[self._model](y.mean()))
-        return self._packed(own, given["shared"])
+        self.rows = ClientRows(x, y, self.rows.seen)
+        return self._step(request)
 
     def _step(self, request: RegressionRequest) -> NDArray[np.float64]:
-        given = request.arrays
-        if not request.again:
-            self._taken = self._last
-        assert self._taken is not None
-        own, sums = self._taken
-        if self._own_intercept:
-            # An own intercept follows the others at once.
-            row = sums.information[0]
-            change = (sums.score[0] - row[1:] @ given["step"]) / row[0]
-            own += given["length"].item() * float(change)
-        return self._packed(own, given["shared"])
+        """The sums at shared coefficients, in one vector.
 
-    def _clusters(self, request: RegressionRequest) -> NDArray[np.float64]:
-        assert self._last is not None
-        sums = self._last[1]
-        score = (sums.without_intercept() if self._own_intercept else sums).score
-        return to_upper(np.outer(score, score))
-
-    def _packed(self, own: float, shared: Float[NDArray, " q"]) -> NDArray[np.float64]:
-        """The sums at an own intercept and shared coefficients, in one vector.
-
-        No client answers anything else, such as nothing, where its numbers are too large:
-        what the others add would show what this one does not.
+        An own intercept is the best one beside these. Were it what the server makes it,
+        all clients but one could have weights of nearly 0. And no client answers anything
+        else, such as nothing, where its numbers are too large: what the others add would
+        show what this one does not.
 
         Raises:
             ValueError: they are not finite.
         """
-        coefficients = np.append(own, shared) if self._own_intercept else shared
-        found = sums_of(self.rows, self._model, coefficients)
-        vector = self._vector_of(found)
+        shared = request.arrays["shared"]
+        if self._own_intercept:
+            best = best_intercept(self.rows, self._model, shared)
+            coefficients = np.append(best, shared)
+            sums = sums_of(self.rows, self._model, coefficients).without_intercept()
+        else:
+            sums = sums_of(self.rows, self._model, shared)
+        upper = to_upper(sums.information)
+        vector = np.concatenate([[sums.log_likelihood], sums.score, upper])
         require(bool(np.isfinite(vector).all()), "the inputs are too far apart")
-        self._last = own, found
+        self._last = sums
         return vector
 
-    def _vector_of(self, sums: Sums) -> NDArray[np.float64]:
-        """Sums in one vector; with an own intercept, without that."""
-        growth = 0.0
-        if self._own_intercept:
-            growth = min(sums.score[0] ** 2 / sums.information[0, 0], _MOST_GROWTH)
-            sums = sums.without_intercept()
-        upper = to_upper(sums.information)
-        return np.concatenate([[sums.log_likelihood, growth], sums.score, upper])
+    def _clusters(self, request: RegressionRequest) -> NDArray[np.float64]:
+        assert self._last is not None
+        return to_upper(np.outer(self._last.score, self._last.score))
 
 
 def sum_over(clients: Sequence[RegressionRows], *, on_grid: bool = False) -> Ask:

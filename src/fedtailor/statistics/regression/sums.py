@@ -9,7 +9,7 @@ from typing import Literal, get_args
 
 import numpy as np
 from jaxtyping import Float
-from scipy.special import expit
+from scipy.special import expit, logit, logsumexp
 
 from fedtailor.models.tasks.times import cox_sums
 
@@ -19,10 +19,14 @@ MODELS: tuple[Model, ...] = get_args(Model)
 MOST_COUNTED = 10**8
 """The largest count that is a target."""
 
-_SMALLEST, _LARGEST = -30.0, 20.0
-"""A step can be too long. Beyond these, linear predictors count as these: no variance is 0,
-and no mean so large that sums could not hold it.
+_FARTHEST, _LARGEST = 30.0, 20.0
+"""A step can be too long. Linear predictors that are farther from 0 have the variance of this
+one in a logistic model, as not all variances may be 0; and larger ones count as this one in
+a Poisson model, so that sums can hold the means.
 """
+
+_MOST_STEPS = 100
+"""To an own intercept; each halves the interval that has it, at least."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,39 @@ class Sums:
         )
 
 
+def best_intercept(
+    rows: ClientRows, model: Model, slopes: Float[np.ndarray, " p"]
+) -> float:
+    """The intercept of the largest likelihood beside other coefficients.
+
+    Args:
+        rows: of a client, whose targets are not all 0, nor (of "logistic") all 1.
+        model: which, but "cox".
+        slopes: the other coefficients.
+    """
+    offsets, y = rows.x @ slopes, rows.y
+    if model == "linear":
+        return float((y - offsets).mean())
+    if model == "poisson":
+        return float(np.log(y.sum()) - logsumexp(offsets))
+    # Predicted means have the sum of targets. At one end none is above the mean of
+    # these, at the other none is below.
+    middle = float(logit(y.mean()))
+    low, high = middle - float(offsets.max()), middle - float(offsets.min())
+    found = (low + high) / 2
+    for _ in range(_MOST_STEPS):
+        means = expit(found + offsets)
+        excess, weight = float((means - y).sum()), float(means @ (1 - means))
+        low, high = (low, found) if excess > 0 else (found, high)
+        step = excess / weight if weight > 0 else np.inf
+        if abs(step) <= 1e-14 * max(1.0, abs(found)):
+            break
+        # Newton's step, or the middle if it leads out.
+        inside = low < found - step < high
+        found = found - step if inside else (low + high) / 2
+    return found
+
+
 def sums_of(
     rows: ClientRows, model: Model, coefficients: Float[np.ndarray, " q"]
 ) -> Sums:
@@ -96,11 +133,11 @@ def sums_of(
         residuals, weights = y - linear, np.ones_like(y)
         log_likelihood = -(residuals @ residuals) / 2
     elif model == "logistic":
-        linear = np.clip(linear, _SMALLEST, -_SMALLEST)
-        residuals, weights = y - expit(linear), expit(linear) * expit(-linear)
+        near = np.clip(linear, -_FARTHEST, _FARTHEST)
+        residuals, weights = y - expit(linear), expit(near) * expit(-near)
         log_likelihood = y @ linear - np.logaddexp(0, linear).sum()
     else:
-        linear = np.clip(linear, _SMALLEST, _LARGEST)
+        linear = np.minimum(linear, _LARGEST)
         weights = np.exp(linear)
         residuals = y - weights
         log_likelihood = y @ linear - weights.sum()

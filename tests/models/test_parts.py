@@ -262,8 +262,12 @@ def test_models_without_a_head():
         ("head,body", "is all"),
         ("re:(", "not a regular expression"),
         # Searches of these can take a time that doubles with each character.
-        ("re:(((.+)+)+)+!", "repeats too much"),
-        ("re:.*.*.*.*.*!", "repeats too much"),
+        ("re:(((.+)+)+)+!", "asks for too much"),
+        ("re:(?x)((.+) +) +!", "asks for too much"),
+        ("re:.*.*.*.*.*!", "asks for too much"),
+        ("re:" + 20 * "(|)" + "!", "asks for too much"),
+        ("re:a{99999999999}", "not a regular expression"),
+        ("not " * 4000 + "head", "16,004 characters long"),
         (2, "part is 2; it must be a name or a pattern, such as 'head', 'last2'"),
     ],
 )
@@ -271,6 +275,11 @@ def test_refusals(name, message):
     with pytest.raises(ValueError, match=message) as refused:
         bound("lenet5").part(name)
     assert "\n" not in str(refused.value)
+
+
+def test_many_negations_are_none():
+    model = bound("lenet5")
+    assert model.part("not " * 2000 + "head").slices == model.part("head").slices
 
 
 def test_parts_of_another_model_are_refused():

@@ -276,13 +276,18 @@ TESTED = {
             "test_how_many_rows_have_a_known_code_does_not_follow",
             "test_nothing_follows_of_few_rows_of_small_tables",
         ),
+        "Bins of such numbers have nine rows or more": (
+            "test_no_count_of_few_rows_follows_from_bins",
+            "test_no_bin_is_as_narrow_as_a_number",
+        ),
         "Deviations are corrected": (
             "test_deviations_of_normal_numbers_are_right_on_average",
             "test_rounded_sums_are_near",
         ),
-        "four cells are still far from all others": (
+        "four numbers are still far from all others": (
             "test_far_rows_do_not_hide_among_rows_that_are_far_too",
             "test_no_cell_is_nearly_told_by_being_far_from_all_others",
+            "test_few_far_codes_count_as_no_numbers",
         ),
         "If such numbers are twenty or fewer": (
             "test_numbers_of_few_rows_become_the_nearest_of_many",
@@ -337,8 +342,10 @@ TESTED = {
             "test_only_masks_leave_a_client",
             "test_a_policy_decides_on_regressions",
         ),
-        "So a policy allows these only with": (
+        "With own intercepts, and in Cox's": (
             "test_counts_of_each_client_follow_beside_own_intercepts",
+        ),
+        "So a policy allows these only with": (
             "test_a_policy_decides_on_own_intercepts",
         ),
         "A client answers what a fit asks": (
@@ -403,6 +410,7 @@ EXPLAINS = {
     "docs/privacy.md": (
         "For whom",
         "More: ",
+        "Updates and answers to probes without masks and noise show",
         "say something about the examples",
         "what each measure protects against",
         "The promises on this page are attacked again",
@@ -423,6 +431,7 @@ EXPLAINS = {
         "The order must be this one",
     ),
     "docs/federation-visibility.md": (
+        "At coefficients that a coordinator chooses one row",
         "say nothing of a laboratory value of one decimal",
         "With windows, numbers of windows also tell",
         "Where few rows of all clients have a category",

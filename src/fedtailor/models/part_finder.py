@@ -15,9 +15,12 @@ REGEX = "re:"
 """The prefix of a regular expression, which selects the parameters in whose paths it is
 found.
 """
-MOST_REPEATS = 4
-"""Quantifiers (* + ? {n}) in a regular expression. None may follow a group: of nested ones
-a search takes a time that doubles with each character, and files come from others.
+MOST_LENGTH = 10_000
+"""Characters of a name."""
+MOST_REPEATS, MOST_CHOICES = 4, 8
+"""Quantifiers (* + ? {n}) and alternatives (|) in a regular expression. No quantifier may
+follow a group: of nested ones a search takes a time that doubles with each character, and
+files come from others.
 """
 MAX_PATHS_IN_MESSAGE = 12
 
@@ -136,6 +139,10 @@ class PartFinder:
                 f"part is {name!r}; it must be a name or a pattern, such as 'head',"
                 " 'last2' or 'layers.*'"
             )
+        require(
+            len(name) <= MOST_LENGTH,
+            f"part is {len(name):,} characters long; {MOST_LENGTH:,} are allowed",
+        )
         return self._to_part(name, self._select(name))
 
     def paths_of(self, name: str) -> tuple[str, ...]:
@@ -157,7 +164,11 @@ class PartFinder:
         if name == NOTHING:
             return frozenset()
         if name.startswith(NOT):
-            return all_parameters - self._select(name.removeprefix(NOT).strip())
+            is_without = False
+            while name.startswith(NOT):
+                name, is_without = name.removeprefix(NOT).strip(), not is_without
+            named = self._select(name)
+            return all_parameters - named if is_without else named
 
         selected: AbstractSet[Parameter]
         if name in self._parameters_by_name:
@@ -184,17 +195,18 @@ class PartFinder:
         pattern = name.removeprefix(REGEX)
         try:
             expression = re.compile(pattern)
-        except re.error as error:
+        except (re.error, OverflowError, RecursionError) as error:
             raise ValueError(
                 f"part {name!r} is not a regular expression ({error})"
             ) from None
         plain = re.sub(r"\\.|\[\^?\]?[^\]]*\]", "c", pattern, flags=re.DOTALL)
-        plain = plain.replace("(?", "(")  # no quantifier, but a kind of group
         require(
             len(re.findall(r"[*+?{]", plain)) <= MOST_REPEATS
-            and not re.search(r"\)[*+?{]", plain),
-            f"part {name!r} repeats too much: up to {MOST_REPEATS} of * + ? {{n}}, and"
-            " none after a group; select several parts instead",
+            and plain.count("|") <= MOST_CHOICES
+            and not re.search(r"\)[*+?{]|\(\?", plain),
+            f"part {name!r} asks for too much: up to {MOST_REPEATS} of * + ? {{n}}, none"
+            f" of them next to a bracket, and {MOST_CHOICES} of |; select several parts"
+            " instead",
         )
         return {p for p in self.parameters if expression.search(p.path)}
 

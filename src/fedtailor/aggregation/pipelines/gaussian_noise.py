@@ -197,11 +197,16 @@ class GaussianNoise(Transform):
         start, change = {}, {}
         for kind, value in update.items():
             start[kind] = fixed_reference(kind, value, inbox)
-            difference = value - start[kind]
+            # In half precision a clipped change can be longer than the norm.
+            wide = jnp.promote_types(value.dtype, jnp.float32)
+            difference = value.astype(wide) - start[kind].astype(wide)
             change[kind] = jnp.where(jnp.isfinite(difference).all(), difference, 0)
         change, _ = clipped(change, inbox, self.norm, _zero_reference)
         noisy = _add_client_noise(change, self.multiplier * self.norm, local)
-        return {kind: start[kind] + noisy[kind] for kind in noisy}
+        return {
+            kind: (start[kind] + noisy[kind]).astype(update[kind].dtype)
+            for kind in noisy
+        }
 
     # on the server
     # ----------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from fedtailor._base.groups import MIN_ROWS
-from fedtailor.data.tables.hiding import MAX_NAMES, counted, without_few_others
+from fedtailor.data.tables.hiding import MAX_NAMES, shown, without_few_others
 from fedtailor.data.tables.kinds import Kind
 from fedtailor.data.tables.sums import ColumnSums, Count
 
@@ -184,11 +184,16 @@ def histogram_of(
     Args:
         values: numbers or dates, with null for missing ones.
         edges: the inner edges.
-        least: the least rows of a group (see `hiding.counted`, and `without_few`).
+        least: the least rows of a group (see `hiding.shown`, and `without_few`).
     """
-    numbers = counted(values, least).drop_nulls().to_numpy()
+    numbers = shown(values, "number", least).drop_nulls().to_numpy()
     bins = np.searchsorted(edges, numbers, side="right")
     counts = np.bincount(bins, minlength=len(edges) + 1)
+    _, rows = np.unique(numbers, return_counts=True)
+    if (rows < least).any():
+        # Eight of the rows are the outermost numbers of all, each of which counts twice.
+        # Of fewer than nine in a bin it could follow how few are in the next.
+        least = 2 * least - 1
     return tuple(without_few(counts, least).tolist())
 
 

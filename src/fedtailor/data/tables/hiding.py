@@ -89,36 +89,15 @@ def shown(
             `MAX_NAMES` are `RARE`.
         listed: names that the receiver knows, of categories that may have rows or none.
     """
-    if _are_too_few(values, least):
+    gaps = values.null_count()
+    filled, few_gaps = len(values) - gaps, gaps if gaps < least else 0
+    if filled < least or (least > 1 and filled + few_gaps < 2 * least - 1):
         return values.clear(len(values))
     if kind == "category":
         return _shown_categories(values, least, listed)
     if kind == "boolean":
         return _shown_booleans(values, least)
-    return _shown_numbers(values, least)[0]
-
-
-def counted(values: pl.Series, least: int = MIN_ROWS) -> pl.Series:
-    """The numbers of a column as their rows are counted in bins.
-
-    They are those that are `shown`, but where the outermost cells became several others,
-    twice the rows would be in some bins: by the counts of these bins it could follow how
-    few are in the next. Here each of the outermost is the first number that is none.
-
-    Args:
-        values: numbers, with null for missing ones.
-        least: see `shown`.
-    """
-    if _are_too_few(values, least):
-        return values.clear(len(values))
-    return _shown_numbers(values, least)[1]
-
-
-def _are_too_few(values: pl.Series, least: int) -> bool:
-    """Whether no cell of a column is shown, whatever the cells are."""
-    gaps = values.null_count()
-    filled, few_gaps = len(values) - gaps, gaps if gaps < least else 0
-    return filled < least or (least > 1 and filled + few_gaps < 2 * least - 1)
+    return _shown_numbers(values, least)
 
 
 def mean_and_squares(cells: pl.Series, least: int = MIN_ROWS) -> tuple[float, float]:
@@ -261,26 +240,21 @@ def _tells_of_few(rows: Int64[NDArray, " names"], empty: int, least: int) -> boo
     return rows.sum() < least or (rows.max() < least and rows.sum() > most)
 
 
-def _shown_numbers(values: pl.Series, least: int) -> tuple[pl.Series, pl.Series]:
-    """Numbers as they are `shown`, and as they are `counted`."""
+def _shown_numbers(values: pl.Series, least: int) -> pl.Series:
     if least == 1:
-        return values, values
+        return values
     gaps = values.is_null().arg_true()
     few = len(gaps) if len(gaps) < least else 0
     # Before gaps are filled: with fillers, few rows of a number would be as many as it takes.
-    values, in_bins = _without_rare(values, least, few)
+    values = _without_rare(values, least, few)
     _, rows = counts_of(values)
     if few and (rows < least).any():
         present = np.sort(values.drop_nulls().to_numpy())
         distance = np.abs(present - present.mean())
         fill = present[np.argsort(distance, kind="stable")[:few]]
-        fillers = pl.Series(fill, dtype=values.dtype)
-        values = values.clone().scatter(gaps, fillers)
-        in_bins = in_bins.clone().scatter(gaps, fillers)
+        values = values.clone().scatter(gaps, pl.Series(fill, dtype=values.dtype))
         _, rows = counts_of(values)
-    if (rows >= least).all():
-        values = in_bins = _without_exactly_few(values, least)
-    return values, in_bins
+    return _without_exactly_few(values, least) if (rows >= least).all() else values
 
 
 def _without_exactly_few(values: pl.Series, least: int) -> pl.Series:
@@ -301,11 +275,8 @@ def _without_exactly_few(values: pl.Series, least: int) -> pl.Series:
     return values.replace(moved) if moved else values
 
 
-def _without_rare(
-    values: pl.Series, least: int, gaps: int
-) -> tuple[pl.Series, pl.Series]:
-    """Numbers without those that few rows share, unless these hide each other; as they
-    are `shown`, and as they are `counted`.
+def _without_rare(values: pl.Series, least: int, gaps: int) -> pl.Series:
+    """Numbers without those that few rows share, unless these hide each other.
 
     Args:
         values: the cells, with null for missing ones.
@@ -315,20 +286,18 @@ def _without_rare(
     numbers, rows = counts_of(values)
     is_shared = rows >= least
     if is_shared.all():
-        return values, values
-    inside, in_bins, inner = _without_outermost(values, least)
+        return values
+    inside, inner = _without_outermost(values, least)
     if _hide_each_other(inner, numbers[is_shared], least, gaps):
-        return inside, in_bins
+        return inside
     present = values.drop_nulls().to_numpy().copy()
     few = np.flatnonzero(~np.isin(present, numbers[is_shared]))
     most = len(present) // 2 if np.count_nonzero(is_shared) > 1 else least - 1
     if len(few) > most or not is_shared.any():
-        empty = values.clear(len(values))
-        return empty, empty
+        return values.clear(len(values))
     nearest = np.sort(numbers[is_shared])
     present[few] = nearest[_nearest_to(nearest, present[few])]
-    values = _with_numbers(values, present)
-    return values, values
+    return _with_numbers(values, present)
 
 
 def _hide_each_other(
@@ -434,9 +403,7 @@ def _nearest_to(numbers: NDArray[Any], cells: NDArray[Any]) -> Int64[NDArray, " 
     return np.where(is_above, above, below)
 
 
-def _without_outermost(
-    values: pl.Series, least: int
-) -> tuple[pl.Series, pl.Series, NDArray[Any]]:
+def _without_outermost(values: pl.Series, least: int) -> tuple[pl.Series, NDArray[Any]]:
     """Numbers without the few smallest and the few largest ones that few rows share.
 
     They would follow: of one that is far, sum and squares are much larger, and of a known
@@ -448,10 +415,9 @@ def _without_outermost(
         values, least: see `_without_rare`.
 
     Returns:
-        The column as it is `shown`, and as it is `counted`; and those of its cells that
-        few rows share and that were not changed, in ascending order. There is none if
-        there are too few, or few rows, or rows of few numbers, are far from all others
-        without the outermost ones, too.
+        The column, and those of its cells that few rows share and that were not changed,
+        in ascending order. There is none if there are too few, or few rows, or rows of
+        few numbers, are far from all others without the outermost ones, too.
     """
     numbers, few = values.drop_nulls().to_numpy(), least - 1
     _, which, rows = np.unique(numbers, return_inverse=True, return_counts=True)
@@ -460,19 +426,17 @@ def _without_outermost(
     inner = in_order[few : len(rare) - few]
     distinct, times = np.unique(numbers[inner], return_counts=True)
     if len(distinct) < _RARE_NUMBERS or _few_are_far(numbers[inner], least):
-        return values, values, numbers[:0]
+        return values, numbers[:0]
     # A number that is taken at both ends must stay rare, too.
     free = distinct[times < few]
     if len(free) < 2 * few:
         free = distinct[times < few - 1]
     if len(free) < few:
         free = distinct
-    changed, in_bins = numbers.copy(), numbers.copy()
-    lowest, highest = in_order[:few], in_order[len(rare) - few :]
-    changed[lowest], changed[highest] = free[:few], free[-few:]
-    in_bins[lowest], in_bins[highest] = distinct[0], distinct[-1]
-    both = _with_numbers(values, changed), _with_numbers(values, in_bins)
-    return *both, numbers[inner]
+    changed = numbers.copy()
+    changed[in_order[:few]] = free[:few]
+    changed[in_order[len(rare) - few :]] = free[-few:]
+    return _with_numbers(values, changed), numbers[inner]
 
 
 def _few_are_far(numbers: NDArray[Any], least: int) -> bool:

@@ -122,7 +122,8 @@ def _bins(
     """The cells of a column of numbers: bins between edges that are exact at the client,
     and missing.
     """
-    least = description.least
+    # Of numbers that few rows share bins have nine rows (`histogram_of`); 1 = exact.
+    least = 2 * description.least - 1
     histograms = [description.histogram(column, [name]) for name in (client, *others)]
     own, rest = histograms[0], histograms[1:]
     edges = [edge for edge in range(len(own) - 1) if is_exact(own, edge, least)]

@@ -267,6 +267,7 @@ def test_models_without_a_head():
         ("re:.*.*.*.*.*!", "asks for too much"),
         ("re:" + 20 * "(|)" + "!", "asks for too much"),
         ("re:a{99999999999}", "not a regular expression"),
+        ("re:[a\\][](.*)*(.*)*]", "asks for too much"),
         ("not " * 4000 + "head", "16,004 characters long"),
         (2, "part is 2; it must be a name or a pattern, such as 'head', 'last2'"),
     ],

@@ -143,9 +143,10 @@ class SmallTables:
         made = Describer(
             schema, found, train, self._folder, self._account, logging.getLogger()
         )
+        own = found.statistics(train)
         return [
-            json.loads(found.statistics(train).to_json()),
-            json.loads(made._counts(pooled).model_dump_json()),
+            json.loads(own.to_json()),
+            json.loads(made._counts(pooled, own).model_dump_json()),
         ]
 
 

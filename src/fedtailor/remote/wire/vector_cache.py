@@ -135,7 +135,6 @@ class VectorCache:
             else:
                 arrays[name] = array
         self._check_kinds(arrays)
-        self._bound_programs(request.task, arrays)
         names = [name for name in arrays if name == INITIAL or name.startswith(STREAM)]
         fits = set(known) <= set(names) and all(map(_is_digests, known.values()))
         refuse_unless(
@@ -176,6 +175,8 @@ class VectorCache:
                 check_size(size)
                 rows = np.stack(found)
             arrays[name] = rows[0] if name == INITIAL else rows
+        # A vector that is named has another shape than what was sent may say.
+        self._bound_programs(request.task, arrays)
         return replace(request, arrays=arrays)
 
     def remember(self, request: Request) -> None:

@@ -140,10 +140,6 @@ class PartFinder:
                 f"part is {name!r}; it must be a name or a pattern, such as 'head',"
                 " 'last2' or 'layers.*'"
             )
-        require(
-            len(name) <= MOST_LENGTH,
-            f"part is {len(name):,} characters long; {MOST_LENGTH:,} are allowed",
-        )
         return self._to_part(name, self._select(name))
 
     def paths_of(self, name: str) -> tuple[str, ...]:
@@ -159,6 +155,10 @@ class PartFinder:
 
     def _select(self, name: str) -> AbstractSet[Parameter]:
         """The parameters that a name selects, by the rules of `find`."""
+        require(
+            len(name) <= MOST_LENGTH,
+            f"part is {len(name):,} characters long; {MOST_LENGTH:,} are allowed",
+        )
         all_parameters = frozenset(self.parameters)
         if name == EVERYTHING:
             return all_parameters

@@ -336,7 +336,7 @@ class SumHistory:
                         require(
                             bool(np.isfinite(weights).all()), "a weight is not finite"
                         )
-                        json.loads(key)
+                        json.loads(key)  # or it would fail at the next sum
                         released[key] = ReleasedSums(
                             names, weights.reshape(-1, len(names))
                         )

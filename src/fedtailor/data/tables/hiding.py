@@ -296,7 +296,10 @@ def _without_rare(values: pl.Series, least: int, gaps: int) -> pl.Series:
     if len(few) > most or not is_shared.any():
         return values.clear(len(values))
     nearest = np.sort(numbers[is_shared])
-    present[few] = nearest[_nearest_to(nearest, present[few])]
+    middles = (
+        nearest[:-1] / 2 + nearest[1:] / 2
+    )  # a cell in one becomes the lower number
+    present[few] = nearest[np.searchsorted(middles, present[few])]
     return _with_numbers(values, present)
 
 
@@ -387,20 +390,6 @@ def _unit_of(numbers: NDArray[Any]) -> float:
         if unit < 1e-6 * span:  # these are as good as any numbers
             break
     return unit * largest
-
-
-def _nearest_to(numbers: NDArray[Any], cells: NDArray[Any]) -> Int64[NDArray, " cells"]:
-    """The place of the number that is nearest to each cell, the lower one of two.
-
-    Args:
-        numbers: in ascending order, without what is equal.
-        cells: others.
-    """
-    above = np.searchsorted(numbers, cells).clip(1, max(len(numbers) - 1, 1))
-    below = above - 1
-    above = np.minimum(above, len(numbers) - 1)
-    is_above = numbers[above] - cells < cells - numbers[below]
-    return np.where(is_above, above, below)
 
 
 def _without_outermost(values: pl.Series, least: int) -> tuple[pl.Series, NDArray[Any]]:

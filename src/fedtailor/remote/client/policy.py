@@ -105,7 +105,8 @@ class Policy:
     numbers_per_cell: Annotated[float, Field(gt=0)] = NUMBERS_PER_CELL
 
     @property
-    def _sends_statistics(self) -> bool:
+    def sends_statistics(self) -> bool:
+        """Whether sums of columns may be sent, which have no noise."""
         return self.federated_statistics and not self.noise_only
 
     def check_job(self, job: Job) -> None:
@@ -263,7 +264,7 @@ class Policy:
                 f"({noise})",
             ],
             "statistics": [
-                f"of single columns may{'' if self._sends_statistics else ' not'} be"
+                f"of single columns may{'' if self.sends_statistics else ' not'} be"
                 " sent before training"
             ],
             "columns": textwrap.wrap(

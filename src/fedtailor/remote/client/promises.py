@@ -57,28 +57,25 @@ PROMISES = (
     Promise(
         "before training: counts, means and sums of columns, names of categories",
         "federated_statistics = true, noise_only = false",
-        lambda policy: policy.federated_statistics and not policy.noise_only,
+        lambda policy: policy.sends_statistics,
         lambda job: job.schema.federated,
     ),
     Promise(
         "sums over clients of rows, gradients and losses, to boost trees",
         "federated_statistics = true, noise_only = false",
-        lambda policy: policy.federated_statistics and not policy.noise_only,
+        lambda policy: policy.sends_statistics,
         lambda job: job.boosting is not None,
     ),
     Promise(
         "sums over clients of columns and of their products, to fit a regression",
         "federated_statistics = true, noise_only = false",
-        lambda policy: policy.federated_statistics and not policy.noise_only,
+        lambda policy: policy.sends_statistics,
         lambda job: job.regression is not None,
     ),
     Promise(
         "counts of its rows, as they follow from own intercepts or Cox's regression",
         "federated_statistics = true, secure_aggregation_only = false, noise_only = false",
-        lambda policy: (
-            policy.federated_statistics
-            and not (policy.secure_aggregation_only or policy.noise_only)
-        ),
+        lambda policy: policy.sends_statistics and not policy.secure_aggregation_only,
         shows_own_counts,
     ),
     Promise(

@@ -86,8 +86,8 @@ def boost_clients(
 
     Raises:
         ValueError: the job boosts no trees, or clients, rows and directory do not fit.
-        TooFewClients: a client did not answer for `patience` seconds, or refused for good; the rounds so far
-            are kept next to the directory, to `resume`.
+        TooFewClients: a client did not answer for `patience` seconds, or refused for
+            good; the rounds so far are kept next to the directory, to `resume`.
     """
     require(
         job.boosting is not None,

@@ -211,12 +211,21 @@ def test_no_count_of_few_rows_follows_from_bins():
 
 
 @pytest.mark.parametrize(
-    "rows", [(4, 4, 1), (4, 3, 2), (4, 4, 4), (1, 4, 4), (2, 3, 4)]
+    "rows",
+    [
+        (4, 4, 1),
+        (4, 3, 2),
+        (4, 4, 4),
+        (1, 4, 4),
+        (2, 3, 4),
+        (1, 1, 1, 1, 2, 3),
+        (2, 1, 1, 3) * 2,
+    ],
 )
 def test_few_far_codes_count_as_no_numbers(rows):
     """Four of these rows are hidden; of the others, how many have which code followed."""
     ages = np.random.default_rng(1).normal(70, 10, 200).round(1)
-    codes = np.repeat([777.0, 888.0, 999.0], rows)
+    codes = np.repeat(np.linspace(888, 999, len(rows)), rows)
     column = pl.Series(np.append(ages, codes))
     assert shown(column, "number").null_count() == len(column)
 

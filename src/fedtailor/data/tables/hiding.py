@@ -296,9 +296,8 @@ def _without_rare(values: pl.Series, least: int, gaps: int) -> pl.Series:
     if len(few) > most or not is_shared.any():
         return values.clear(len(values))
     nearest = np.sort(numbers[is_shared])
-    middles = (
-        nearest[:-1] / 2 + nearest[1:] / 2
-    )  # a cell in one becomes the lower number
+    # A cell between two becomes the lower one.
+    middles = nearest[:-1] / 2 + nearest[1:] / 2
     present[few] = nearest[np.searchsorted(middles, present[few])]
     return _with_numbers(values, present)
 
@@ -429,13 +428,16 @@ def _without_outermost(values: pl.Series, least: int) -> tuple[pl.Series, NDArra
 
 
 def _few_are_far(numbers: NDArray[Any], least: int) -> bool:
-    """Whether fewer than `least` of numbers, of whatever rows, are far from all others."""
+    """Whether fewer than 2 `least` - 1 numbers, of whatever rows, are far from all others.
+
+    Of few known codes, how many rows there are can show that each has one.
+    """
     # So that no square overflows.
     cells = numbers / max(float(np.abs(numbers).max()), 1e-300)
     order = np.argsort(-np.abs(cells - np.median(cells)), kind="stable")
-    for few in range(1, len(cells)):
+    for few in range(1, len(cells) - least + 1):
         far, rest = order[:few], cells[order[few:]]
-        if len(np.unique(cells[far])) >= least:
+        if len(np.unique(cells[far])) >= 2 * least - 1:
             break
         nearest = np.abs(cells[far] - rest.mean()).min()
         next_one = np.abs(rest - rest.mean()).max()

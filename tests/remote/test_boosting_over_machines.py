@@ -450,11 +450,11 @@ def test_the_same_questions_without_a_client_are_not_answered(tmp_path, scope, l
 def test_counts_are_added_with_the_same_weight_of_each_client(tmp_path, monkeypatch):
     """With other weights one sum shows each client's counts, as its digits."""
     clients = Boosted(tmp_path / "job")
-    run = SecureSumServer.run
+    opened = SecureSumServer._open
     monkeypatch.setattr(
         SecureSumServer,
-        "run",
-        lambda self, weights: run(self, np.array([[8, 4, 2, 1]]) / 15),
+        "_open",
+        lambda self, weights: opened(self, np.array([[8, 4, 2, 1]]) / 15),
     )
     with pytest.raises(TooFewClients):
         clients.boost(patience=0.0)

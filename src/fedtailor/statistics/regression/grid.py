@@ -1,43 +1,59 @@
 """Sums of a regression as whole numbers, so that they are exact in whatever order, and
 behind masks.
 
-A number is its whole part, and what is left of it in steps of 2^-60; each of both has the
-parts of a sum of boosting.
+Each row is rounded by itself. The last digits of sums that clients had rounded would be
+those of the smallest client: of a large one they are 0.
 """
 
+from collections.abc import Iterable
+
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float, UInt32
 from numpy.typing import NDArray
 
 from fedtailor._base.choice import require
-from fedtailor.statistics.boosting.grid import LIMBS, from_limbs, to_limbs
+from fedtailor.aggregation.whole_numbers import from_words, to_words
 
 BITS = 60
-PARTS = 2 * LIMBS
-"""Whole numbers of which a number consists."""
-LARGEST = 2.0**BITS
-"""Beyond the largest absolute value of a number."""
+"""Rows are rounded to multiples of 2^-60."""
+_HALF = BITS // 2
+LARGEST = 2.0**55
+"""Beyond the largest absolute value of a client's sum."""
+WORDS = 4
+"""Of a number. Sums of 2^11 clients are below 2^126 steps."""
 
 
-def to_parts(values: Float[NDArray, " n"]) -> Int[NDArray, " n parts"]:
-    """The parts of numbers, which are at most 2^-61 away.
+def sums_on_grid(blocks: Iterable[Float[NDArray, "_ m"]]) -> UInt32[NDArray, "m words"]:
+    """Sums of rows, each rounded by itself, in the words that are added.
+
+    Args:
+        blocks: the rows; one block or more.
 
     Raises:
-        ValueError: a number is not below `LARGEST`.
+        ValueError: the sum of absolute values is not below `LARGEST`.
     """
-    require(
-        bool((np.abs(values) < LARGEST).all()),
-        f"a sum of a regression is {np.abs(values).max(initial=0):g}; sums hold numbers"
-        f" below {LARGEST:g}: use other units, or leave out rows that are far away",
-    )
-    whole = np.trunc(values)
-    rest = np.rint((values - whole) * LARGEST)
-    both = [to_limbs(it.astype(np.int64)) for it in (whole, rest)]
-    return np.concatenate(both, axis=-1)
+    whole, upper, lower, sizes = 0, 0, 0, 0.0
+    for block in blocks:
+        sizes = sizes + np.abs(block).sum(axis=0)
+        largest = float(np.max(sizes, initial=0))
+        require(
+            largest < LARGEST,
+            f"a sum of a regression is {largest:g}; sums hold numbers below {LARGEST:g}:"
+            " use other units, or leave out rows that are far away",
+        )
+        wholes = np.floor(block)
+        steps = np.rint((block - wholes) * 2.0**BITS).astype(np.int64)
+        whole = whole + wholes.astype(np.int64).sum(axis=0)
+        upper = upper + (steps >> _HALF).sum(axis=0)
+        lower = lower + (steps & (2**_HALF - 1)).sum(axis=0)
+    upper = upper + (lower >> _HALF)
+    whole = np.asarray(whole + (upper >> _HALF), np.int64)
+    steps = ((upper & (2**_HALF - 1)) << _HALF) + (lower & (2**_HALF - 1))
+    # Of the whole number the lowest four bits stand before those of the steps.
+    low = (whole << BITS).view(np.uint64) + np.asarray(steps).astype(np.uint64)
+    return to_words(whole >> (64 - BITS), low)
 
 
-def from_parts(parts: Int[NDArray, "n parts"]) -> NDArray[np.float64]:
-    """The numbers of sums of parts, rounded once."""
-    whole, rest = from_limbs(parts[:, :LIMBS]), from_limbs(parts[:, LIMBS:])
-    pairs = zip(whole.tolist(), rest.tolist(), strict=True)
-    return np.array([(w * 2**BITS + r) / 2**BITS for w, r in pairs], np.float64)
+def from_numbers(words: UInt32[NDArray, "n words"]) -> NDArray[np.float64]:
+    """The numbers of sums of words, rounded once."""
+    return np.array([number / 2**BITS for number in from_words(words)], np.float64)

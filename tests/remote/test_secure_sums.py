@@ -20,7 +20,6 @@ from fedtailor.aggregation.sum_shares import (
     SumHistory,
     largest_shares,
 )
-from fedtailor.aggregation.whole_numbers import from_words
 from fedtailor.remote.sums import client as sum_client
 from fedtailor.remote.sums import server as sum_server
 from fedtailor.remote.sums.client import SecureSumClient
@@ -40,7 +39,7 @@ from fedtailor.remote.wire.secure_sums import (
     neighbour_graph,
 )
 from fedtailor.remote.wire.transport import TooFewClients
-from fedtailor.statistics.boosting.grid import WORDS, to_numbers
+from fedtailor.statistics.grid import WORDS, counts_in_words, from_grid
 from remote.identification import jacobian, projection
 
 SETTINGS = SecureSums()
@@ -999,14 +998,14 @@ def test_a_client_counts_the_clients_whose_vectors_are_in_a_sum(unchecked):
 def whole_sums(circle, numbers, clients, weights):
     """The sums of whole numbers [c, n] of the clients of a circle."""
     for name, own in zip(circle.names, numbers, strict=True):
-        words = to_numbers(np.asarray(own))
+        words = counts_in_words(np.asarray(own))
         circle.clients[name].hold(0, {"model": words}, equally=clients)
     server = SecureSumServer(
         circle.ask, circle.names, len(numbers[0]), circle.settings, words=WORDS
     )
     with circle.hearing():
         opened, _, _ = server._open(weights)
-    return from_words(opened.reshape(-1, WORDS))
+    return from_grid(opened.reshape(-1, WORDS)).tolist()
 
 
 def test_whole_numbers_are_added_with_the_same_weight_of_each(unchecked):
@@ -1026,7 +1025,7 @@ def test_whole_numbers_are_added_with_the_same_weight_of_each(unchecked):
 
 def test_whole_numbers_carry_into_the_next_word_also_where_clients_are_lost():
     """Of 2^31 and 2^31 no word tells that there were two."""
-    numbers = np.array([[2**31, -1, 2**59]] * 5)
+    numbers = np.array([[2**31, -1, 2**50]] * 5)
     for lost, left in (({}, 5), ({"b": losing(VECTORS)}, 4)):
         circle = Circle()
         circle.lost = lost

@@ -129,8 +129,8 @@ class SecureSums:
             uplink: the transforms that clients apply to their updates.
 
         Raises:
-            ValueError: a method's server or probe needs the vectors of single clients,
-                or a transform of the uplink gives something that cannot be added.
+            ValueError: a method's server or probe needs the vectors of single clients, or
+                sums of its vectors show them, or a transform of the uplink gives something that cannot be added.
         """
         for method, _ in algorithm.phases():
             name = method.about.name
@@ -143,6 +143,11 @@ class SecureSums:
             require(
                 method.server_sees in ("sums", "nothing"),
                 f"secure_aggregation shows the server sums only{advice}",
+            )
+            require(
+                not method.sums_show_clients,
+                f"secure_aggregation would not hide {name}'s clients:"
+                f" {method.sums_show_clients}",
             )
             require(
                 self.open_probe or not method.probes,

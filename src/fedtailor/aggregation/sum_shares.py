@@ -301,8 +301,8 @@ class SumHistory:
     """The sums that a server may combine, by the vectors that they add.
 
     Sums of different vectors of a client may be combined, too: one vector often follows
-    from another. What SCAFFOLD's clients send in addition to their models is the change of these,
-    times a number that the server knows; two models that begin alike stay alike.
+    from another: two models that begin alike stay alike. (One that is another times a
+    number of the client's own is refused, see `Algorithm.sums_show_clients`.)
 
     A client knows the sums that it has a part in. So that some client knows all that may
     be combined, the clients of each sum are among those of the one before, and more than

@@ -21,7 +21,7 @@ from fedtailor.remote.wire.boosting import (
     most_steps,
     read_steps,
 )
-from fedtailor.remote.wire.refusals import Refusal, refuse_unless, refusing
+from fedtailor.remote.wire.refusals import Refusal, refuse_unless
 from fedtailor.statistics.boosting import (
     BoostedModel,
     BoostingRequest,
@@ -32,8 +32,8 @@ from fedtailor.statistics.boosting import (
 )
 from fedtailor.statistics.boosting.bins import BISECTIONS
 from fedtailor.statistics.boosting.federated import boosting_rows
-from fedtailor.statistics.boosting.grid import to_numbers
 from fedtailor.statistics.boosting.tree import Move, most_at_once, most_splits
+from fedtailor.statistics.grid import WORDS
 
 _NEEDS = {
     "counts": ("start",),
@@ -122,9 +122,8 @@ class BoostingClient(StepsClient[BoostingRequest | Step]):
             self._leaves = set()
         if step.kind == "loss":
             self._measured = len(self._trees)
-        with refusing(Refusal.SUM_RANGE):
-            answer = self._rows.answer(step)
-        return to_numbers(answer) if step.kind in SUMMED else None
+        answer = self._rows.answer(step)
+        return answer.reshape(-1, WORDS) if step.kind in SUMMED else None
 
     def _out_of_order(self, step: BoostingRequest | Step) -> str:
         """Why a step cannot come now, in words; empty if it can.

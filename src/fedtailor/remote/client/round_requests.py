@@ -245,21 +245,33 @@ class RoundHandler:
         *,
         asked: str,
     ) -> None:
-        """Hold vectors for sums, which are of the same rows in all runs of a job.
+        """Hold vectors for sums, which are of the same rows in all runs of a job, and of
+        rounds of training or of steps.
 
         With a row more or less, the difference of two sums of all clients would be that
-        row's part.
+        row's part. And steps add up rows, training adds models that are means over rows:
+        a client's part of one kind is its part of the other times its number of rows, and
+        sums with the same weights would hide less together than by themselves.
         """
         assert self._sum_client is not None
-        path, rows = self._store.directory / SUMMED_ROWS, self._all_rows
+        path, of_steps = self._store.directory / SUMMED_ROWS, " steps"
+        rows = self._all_rows + (of_steps if scope else "")
         if not path.exists():
             with atomic_write(path) as temporary:
                 temporary.write_text(rows, "utf-8")
+        known = path.read_text("utf-8")
         refuse_unless(
-            path.read_text("utf-8") == rows,
+            known.removesuffix(of_steps) == self._all_rows,
             Refusal.UNSAFE_SUM,
             "its rows differ from those with which it took part in sums of this job;"
             " start it with those rows, or take part in a new job, with another seed",
+        )
+        refuse_unless(
+            known == rows,
+            Refusal.UNSAFE_SUM,
+            "it took part in sums of training in this job, or of boosting or a regression,"
+            " and is asked for those of the other kind; these need a job of their own, with"
+            " another seed",
         )
         self._sum_client.hold(
             request.round,

@@ -38,7 +38,7 @@ from fedtailor.statistics.boosting import (
     save_boosted,
     save_progress,
 )
-from fedtailor.statistics.boosting.grid import LARGEST, WORDS, from_numbers
+from fedtailor.statistics.grid import WORDS, from_grid
 
 FOLDER = "boosted"
 """Directory of the shared trees, within that of the federation."""
@@ -100,8 +100,6 @@ def boost_clients(
         f"boosting adds over {MIN_CLIENTS} to {MAX_CLIENTS} clients, and {len(rows)} are"
         " ready",
     )
-    total = sum(int(counts[0]) for counts in rows.values())
-    require(total < LARGEST, f"boosting adds up to {LARGEST:g} rows, not {total:,}")
     origin = {"job": job.identity, "clients": sorted(rows)}
     under_way = directory.parent / UNDER_WAY
     progress = _progress(under_way, origin) if resume else None
@@ -235,7 +233,7 @@ class _Machines:
             expected_size(it, self._inputs, self._classes, self._width) for it in asked
         ]
         sizes = [int(np.prod(shape)) for shape in shapes]
-        numbers = from_numbers(self._steps.sum(plain, arrays, sum(sizes), WORDS))
+        numbers = from_grid(self._steps.sum(plain, arrays, sum(sizes), WORDS))
         parts = np.split(numbers, np.cumsum(sizes)[:-1])
         found = [it.reshape(shape) for it, shape in zip(parts, shapes, strict=True)]
         if len(found) > 1:

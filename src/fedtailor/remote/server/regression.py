@@ -16,6 +16,7 @@ from fedtailor.remote.keys.secret import run_identity
 from fedtailor.remote.server.steps import StepsServer
 from fedtailor.remote.wire.regression import REGRESS, plain_question
 from fedtailor.remote.wire.transport import TooFewClients, Transport
+from fedtailor.statistics.grid import WORDS, from_grid
 from fedtailor.statistics.regression import (
     Fitted,
     Regression,
@@ -23,7 +24,6 @@ from fedtailor.statistics.regression import (
     answer_size,
     fit_from_sums,
 )
-from fedtailor.statistics.regression.grid import WORDS, from_numbers
 
 
 def fit_clients(
@@ -76,7 +76,7 @@ def fit_clients(
         shared = len(request.arrays["shared"]) if request.kind == "begin" else shared
         size = answer_size(request, len(design.names), shared)
         arrays = {name: np.asarray(it) for name, it in request.arrays.items()}
-        return from_numbers(steps.sum(plain_question(request), arrays, size, WORDS))
+        return from_grid(steps.sum(plain_question(request), arrays, size, WORDS))
 
     try:
         fitted = fit_from_sums(

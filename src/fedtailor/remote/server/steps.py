@@ -34,8 +34,8 @@ PAUSE_S = 1.0
 _MEANT = {
     Refusal.NO_STATE: "it was started again meanwhile, and has lost the steps before",
     Refusal.UNSAFE_SUM: (
-        "the sum would not hide its rows, alone or beside those that it has confirmed;"
-        " make a new job (with another seed)"
+        "the sum would not hide its rows, alone or beside those that it has confirmed,"
+        " also of training in the same job; make a new job (with another seed)"
     ),
 }
 """What codes mean of a step, where that is not what they mean of a round."""

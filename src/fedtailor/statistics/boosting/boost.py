@@ -17,7 +17,6 @@ from fedtailor.statistics.boosting.bins import (
     Thresholds,
     agree_on_bins,
 )
-from fedtailor.statistics.boosting.grid import WORDS, from_numbers, to_numbers
 from fedtailor.statistics.boosting.rows import BoostingRequest, BoostingRows
 from fedtailor.statistics.boosting.tree import (
     GrowSettings,
@@ -25,6 +24,7 @@ from fedtailor.statistics.boosting.tree import (
     grow,
     predict_all,
 )
+from fedtailor.statistics.grid import WORDS, from_grid
 
 Ask = Callable[[BoostingRequest], NDArray[np.float64]]
 """Sends a request to all clients and returns the sum of their answers."""
@@ -161,8 +161,8 @@ def sum_over(clients: Sequence[BoostingRows]) -> Ask:
         answers = [client.answer(request) for client in clients]
         if clients[0].on_grid and answers[0].size:
             add = partial(add_words, words=WORDS)
-            total = from_numbers(reduce(add, [to_numbers(it) for it in answers]))
-            return total.reshape(answers[0].shape)
+            flat = reduce(add, [it.reshape(1, -1) for it in answers])
+            return from_grid(flat.reshape(answers[0].shape))
         return np.sum(answers, axis=0)
 
     return ask

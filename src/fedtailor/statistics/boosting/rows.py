@@ -15,10 +15,20 @@ from numpy.typing import NDArray
 from scipy.special import log_expit, log_softmax, softmax
 
 from fedtailor.statistics.boosting.bins import bin_numbers
-from fedtailor.statistics.boosting.grid import counts_on_grid, from_grid, sums_on_grid
 from fedtailor.statistics.boosting.tree import Move, Tree
+from fedtailor.statistics.grid import (
+    WORDS,
+    check_numbers,
+    check_rows,
+    counts_in_words,
+    from_grid,
+    sums_by_place,
+)
 
 _NOTHING = np.zeros(0)
+
+_LARGEST_TARGET = 2.0**20
+"""Squares of twice as much are numbers that sums hold."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +78,11 @@ class BoostingRows:
             y: their classes or targets [n].
             classes: the number of classes; None for numbers.
             val_x, val_y: validation rows, which choose the number of trees.
-            on_grid: whether each row is rounded to whole multiples of `grid.STEP`, as
-                behind masks; answers are then whole numbers of these.
+            on_grid: whether answers are the words of whole numbers that masks hide, to
+                which each row is rounded by itself.
+
+        Raises:
+            ValueError: sums on the grid cannot hold the rows.
         """
         self.on_grid = on_grid
         self.x, self.y = np.asarray(x, np.float64), np.asarray(y).reshape(-1)
@@ -78,6 +91,11 @@ class BoostingRows:
         self.classes = classes
         # Two classes have one output, the logit of the second.
         self.outputs = classes if classes is not None and classes > 2 else 1
+        if on_grid:
+            check_rows(len(self.y) + len(self.val_y))
+            if classes is None:
+                targets = np.concatenate([self.y, self.val_y])
+                check_numbers(targets, "a target", _LARGEST_TARGET)
 
     def answer(self, request: BoostingRequest) -> NDArray[Any]:
         """This client's part of the sum that a request asks for."""
@@ -93,22 +111,25 @@ class BoostingRows:
     ) -> NDArray[Any]:
         """Sums of numbers by their places."""
         if self.on_grid:
-            return sums_on_grid(values, places, size)
+            return sums_by_place(values, places, size)
         return np.bincount(places, values, minlength=size)
 
     def _counts_of(self, counts: NDArray[np.int64]) -> NDArray[Any]:
-        return counts_on_grid(counts) if self.on_grid else counts.astype(np.float64)
+        return counts_in_words(counts) if self.on_grid else counts.astype(np.float64)
+
+    def _shaped(self, answer: NDArray[Any], *shape: int) -> NDArray[Any]:
+        return answer.reshape(*shape, WORDS) if self.on_grid else answer.reshape(shape)
 
     def _total(self, values: NDArray[Any]) -> NDArray[Any]:
-        """The number of some values [1], and their sum [1], in one array [2]."""
+        """The number of some values, and their sum."""
         one = self._sums(values, np.zeros(len(values), np.int64), 1)
-        return np.append(self._counts_of(np.array([len(values)])), one)
+        return np.concatenate([self._counts_of(np.array([len(values)])), one])
 
     # before the first tree
 
     def _start(self, request: BoostingRequest) -> NDArray[Any]:
         if self.classes is None:
-            return self._total(self.y)
+            return self._total(self.y.astype(np.float64))
         counts = np.bincount(self.y.astype(np.int64), minlength=self.classes)
         return self._counts_of(np.append(len(self.y), counts))
 
@@ -118,7 +139,8 @@ class BoostingRows:
             np.searchsorted(np.sort(column), ends, side="right")
             for column, ends in zip(self.x.T, candidates, strict=True)
         ]
-        return self._counts_of(np.array(counts, np.int64).reshape(candidates.shape))
+        flat = self._counts_of(np.array(counts, np.int64).reshape(-1))
+        return self._shaped(flat, *candidates.shape)
 
     def _bins(self, request: BoostingRequest) -> NDArray[Any]:
         thresholds = request.arrays["thresholds"]
@@ -157,7 +179,7 @@ class BoostingRows:
             weights = np.repeat(values[rows, self._output].astype(np.float64), inputs)
             found.append(self._sums(weights, codes, size))
         found.append(self._counts_of(np.bincount(codes, minlength=size)))
-        return np.stack(found, axis=-1).reshape(inputs, self._width, 3)
+        return self._shaped(np.stack(found, axis=1), inputs, self._width, 3)
 
     def _split(self, request: BoostingRequest) -> NDArray[Any]:
         histograms = []

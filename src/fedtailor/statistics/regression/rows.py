@@ -17,7 +17,13 @@ from scipy.special import gammaln
 
 from fedtailor._base.choice import require
 from fedtailor.aggregation.whole_numbers import add_words
-from fedtailor.statistics.regression.grid import WORDS, from_numbers, sums_on_grid
+from fedtailor.statistics.grid import (
+    WORDS,
+    check_numbers,
+    check_rows,
+    from_grid,
+    sums_of_rows,
+)
 from fedtailor.statistics.regression.sums import (
     ClientRows,
     Model,
@@ -184,7 +190,8 @@ class RegressionRows:
         in Cox's model, answers are no such sums.
 
         Raises:
-            ValueError: a number is too large, or not finite.
+            ValueError: sums cannot hold the rows; or of own intercepts and in Cox's model,
+                numbers are not finite.
         """
         is_of_rows = not self._own_intercept and self._model != "cox"
         if self.is_kept and request.kind in ("begin", "step") and is_of_rows:
@@ -192,11 +199,15 @@ class RegressionRows:
                 self._begin(request)
             shared = request.arrays["shared"]
             with np.errstate(**_TOO_LARGE):
-                return sums_on_grid(terms_of(self.rows, self._model, shared).blocks())
+                return sums_of_rows(terms_of(self.rows, self._model, shared).blocks())
         if self.is_kept and request.kind in ("start", "spread"):
+            if request.kind == "start":
+                check_rows(len(self.rows.y))
+                for numbers in (self.rows.x, self.rows.y):
+                    check_numbers(numbers, "a number of the table")
             with np.errstate(**_TOO_LARGE):
-                return sums_on_grid([self._terms(request)])
-        return sums_on_grid([self.answer(request)[np.newaxis]])
+                return sums_of_rows([self._terms(request)])
+        return sums_of_rows([self.answer(request)[np.newaxis]])
 
     def _kept(self, request: RegressionRequest) -> NDArray[np.float64]:
         x = self.rows.x
@@ -271,7 +282,7 @@ def sum_over(clients: Sequence[RegressionRows], *, on_grid: bool = False) -> Ask
     def ask(request: RegressionRequest) -> NDArray[np.float64]:
         if on_grid:
             add = partial(add_words, words=WORDS)
-            return from_numbers(reduce(add, [it.words(request) for it in clients]))
+            return from_grid(reduce(add, [it.words(request) for it in clients]))
         return np.sum([it.answer(request) for it in clients], axis=0)
 
     return ask

@@ -33,9 +33,11 @@ from fedtailor.remote.job.statistics import (
 from fedtailor.remote.server.coordinate import coordinate
 from fedtailor.remote.service import Connection, Greeter, agree_on_preprocessing
 from fedtailor.remote.wire.messages import (
+    Reply,
     Request,
     decode_reply,
     decode_request,
+    encode_reply,
     encode_request,
 )
 from fedtailor.remote.wire.refusals import Refusal
@@ -396,6 +398,25 @@ def test_a_client_whose_rows_are_impossible_by_the_others_statistics_is_not_serv
     assert any("its table does not fit" in it for it in lines)
     assert greet(["a", "b"]) == {}  # it is greeted once on each connection
     assert transport.tasks["c"] == [HELLO, AGREED]
+
+
+@pytest.mark.parametrize("task", [HELLO, AGREED])
+def test_whatever_a_newcomer_answers_the_others_go_on(clients, lines, task):
+    """Before, the code of a model that diverged ended their run."""
+    clients.start()
+    honest = clients.responders["c"]
+
+    def respond(body):
+        request = decode_request(body)
+        if request.task != task:
+            return honest(body)
+        return encode_reply(Reply.to(request, refusal=Refusal.DIVERGED))
+
+    transport = LoopbackTransport({"c": respond})
+    pooled = add_statistics(own_statistics(clients))
+    greet = Greeter(Connection(clients.job, NAMES, transport), pooled)
+    assert greet(["a", "b"]) == {}
+    assert [line.startswith("client c: it refused") for line in lines] == [True]
 
 
 @pytest.mark.parametrize(

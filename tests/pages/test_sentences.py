@@ -116,6 +116,7 @@ TESTED = {
             "test_a_client_takes_pooled_statistics_once_a_job",
             "test_statistics_that_cannot_hold_a_clients_own_are_refused_and_not_kept",
             "test_a_coordinator_that_invents_statistics_learns_no_cell",
+            "test_few_hidden_cells_do_not_show_in_whether_a_client_takes_part",
         ),
         "A round is answered once in a run": (
             "test_another_request_for_a_round_is_refused_and_the_same_is_not",
@@ -125,6 +126,8 @@ TESTED = {
             "test_a_hostile_request_is_refused_and_nothing_is_lost",
             "test_what_was_not_asked_for_or_is_too_large_is_not_read",
             "test_states_are_deleted_only_by_a_number_that_is_stored",
+            "test_no_pooled_sums_keep_a_client_from_starting",
+            "test_no_error_about_pooled_sums_keeps_a_client_from_starting",
         ),
         "No answer leads a client to another address": (
             "test_a_redirect_is_not_followed_and_said_in_a_line",

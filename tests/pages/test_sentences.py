@@ -168,6 +168,8 @@ TESTED = {
         "says once a job that one became too large": (
             "test_a_client_whose_updates_are_hidden_says_once_that_its_model_diverged",
             "test_a_sum_that_is_too_large_is_said_once_a_job",
+            "test_a_personal_model_shows_in_no_answer",
+            "test_a_state_shows_in_no_answer",
         ),
         "They get the models that the method sends": (
             "test_a_client_that_comes_later_takes_what_the_others_agreed_to",

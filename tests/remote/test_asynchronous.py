@@ -370,9 +370,7 @@ def test_a_client_that_says_it_diverged_does_not_end_what_the_others_can_do(
     transport = slow(clients, dict.fromkeys("abc", 1), "abc")
 
     def refuse(body):
-        return encode_reply(
-            Reply.to(decode_request(body), refusal=Refusal.DIVERGED)
-        )
+        return encode_reply(Reply.to(decode_request(body), refusal=Refusal.DIVERGED))
 
     class Goes(Callback):
         def after_round(self, training, evaluated):

@@ -645,9 +645,7 @@ TINY, COUNT = 5e-324, 10**12 - 10
     ],
 )
 @pytest.mark.parametrize("is_asked", [True, False])
-def test_no_pooled_sums_keep_a_client_from_starting(
-    clients, column, changes, is_asked
-):
+def test_no_pooled_sums_keep_a_client_from_starting(clients, column, changes, is_asked):
     clients.start()
     if is_asked:
         assert ask(clients, "a", STATISTICS) is None

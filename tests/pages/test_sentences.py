@@ -221,6 +221,7 @@ TESTED = {
         "No file runs code": (
             "test_pickles_are_refused",
             "test_a_tree_that_somebody_else_wrote_is_one_line",
+            "test_no_file_that_results_name_is_run",
         ),
     },
     "docs/federation-visibility.md": {

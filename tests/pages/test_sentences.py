@@ -116,6 +116,7 @@ TESTED = {
             "test_a_client_takes_pooled_statistics_once_a_job",
             "test_statistics_that_cannot_hold_a_clients_own_are_refused_and_not_kept",
             "test_a_coordinator_that_invents_statistics_learns_no_cell",
+            "test_few_hidden_cells_do_not_show_in_whether_a_client_takes_part",
         ),
         "A round is answered once in a run": (
             "test_another_request_for_a_round_is_refused_and_the_same_is_not",
@@ -125,6 +126,8 @@ TESTED = {
             "test_a_hostile_request_is_refused_and_nothing_is_lost",
             "test_what_was_not_asked_for_or_is_too_large_is_not_read",
             "test_states_are_deleted_only_by_a_number_that_is_stored",
+            "test_no_pooled_sums_keep_a_client_from_starting",
+            "test_no_error_about_pooled_sums_keeps_a_client_from_starting",
         ),
         "No answer leads a client to another address": (
             "test_a_redirect_is_not_followed_and_said_in_a_line",
@@ -165,6 +168,8 @@ TESTED = {
         "says once a job that one became too large": (
             "test_a_client_whose_updates_are_hidden_says_once_that_its_model_diverged",
             "test_a_sum_that_is_too_large_is_said_once_a_job",
+            "test_a_personal_model_shows_in_no_answer",
+            "test_a_state_shows_in_no_answer",
         ),
         "They get the models that the method sends": (
             "test_a_client_that_comes_later_takes_what_the_others_agreed_to",
@@ -216,6 +221,7 @@ TESTED = {
         "No file runs code": (
             "test_pickles_are_refused",
             "test_a_tree_that_somebody_else_wrote_is_one_line",
+            "test_no_file_that_results_name_is_run",
         ),
     },
     "docs/federation-visibility.md": {

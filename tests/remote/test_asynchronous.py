@@ -19,9 +19,17 @@ from fedtailor.engine.storage.run_files import ANSWERS, METRICS, read_frame
 from fedtailor.engine.training import Callback
 from fedtailor.protocol import Diverged
 from fedtailor.remote.job.job import read_job
+from fedtailor.remote.server.executor import RemoteExecutor
 from fedtailor.remote.server.late import LateRequests
+from fedtailor.remote.server.rounds import RemoteTraining
 from fedtailor.remote.service import check_client_count
-from fedtailor.remote.wire.messages import decode_reply, decode_request
+from fedtailor.remote.wire.messages import (
+    Reply,
+    decode_reply,
+    decode_request,
+    encode_reply,
+)
+from fedtailor.remote.wire.refusals import Refusal
 from fedtailor.remote.wire.transport import LoopbackTransport, TooFewClients
 from remote.jobs import NAMES, Clients
 
@@ -351,6 +359,33 @@ def test_a_model_that_diverges_ends_the_training(tmp_path):
     clients.job = read_job(clients.path)
     with pytest.raises(Diverged, match="NaN or infinity"):
         train(clients)
+
+
+def test_a_client_that_says_it_diverged_does_not_end_what_the_others_can_do(
+    tmp_path, monkeypatch, lines
+):
+    """The others' answers are too few for a moment, as one is not connected."""
+    monkeypatch.setattr(RemoteTraining, "pause", 0.01)
+    clients = late_clients(tmp_path / "wards", 4, method="fedavg")
+    transport = slow(clients, dict.fromkeys("abc", 1), "abc")
+
+    def refuse(body):
+        return encode_reply(Reply.to(decode_request(body), refusal=Refusal.DIVERGED))
+
+    class Goes(Callback):
+        def after_round(self, training, evaluated):
+            if training.round == 2:
+                transport.away, transport._clients["c"] = {"b"}, refuse
+
+    def come_back(executor):
+        transport.away = set()
+        return repeat(executor)
+
+    repeat = RemoteExecutor.repeat_exchanges
+    monkeypatch.setattr(RemoteExecutor, "repeat_exchanges", come_back)
+    training = train(clients, transport, "abc", callbacks=[Goes()], patience=60.0)
+    assert training.round == 4
+    assert any("1 of the 2 answers of a step are there" in line for line in lines)
 
 
 @pytest.mark.parametrize(

@@ -342,6 +342,36 @@ def test_certificates_are_revoked_and_renewed_while_the_port_is_open(
         assert wards.ask("c", b"ab") == ("c", b"ba")
 
 
+@pytest.mark.parametrize("mode", ["damaged", "unreadable", "open"])
+def test_a_renewed_key_is_refused_while_another_file_hinders(wards, mode):
+    """Before, every certificate of a name whose file was there was let in."""
+    with wards.raw("a"), wards.raw("b"):
+        pass
+    port, coordinator = wards.transport.port, wards.directory / COORDINATOR
+    before = port._trust.names
+    if mode == "damaged":
+        (coordinator / "clients" / "b.crt").write_text("damaged\n")
+    elif mode == "unreadable":
+        (coordinator / "clients" / "c.crt").mkdir()
+    else:
+        (coordinator / "server.key").chmod(0o640)
+        (coordinator / "server.key").touch()
+    until(lambda: any("no client is let in" in line for line in wards.lines))
+    assert port._trust.names == before  # the others stay, also whose file is damaged
+    renew_keys(wards.directory, ["a"])
+    until(lambda: port.names == {"b"})
+    assert "client a: its former key is refused" in wards.lines
+    if mode == "damaged":
+        renew_keys(wards.directory, ["b"])
+    elif mode == "unreadable":
+        (coordinator / "clients" / "c.crt").rmdir()
+    else:
+        (coordinator / "server.key").chmod(0o600)
+        (coordinator / "server.key").touch()
+    until(lambda: port.names == {"a", "b"})
+    assert len({*before, *port._trust.names}) == (4 if mode == "damaged" else 3)
+
+
 def test_a_client_trusts_its_federations_server_only(wards, tmp_path):
     make_federation(tmp_path / "other", ("a",), address="127.0.0.1:1")
     kit = wards.directory / "kits" / "a"

@@ -220,6 +220,69 @@ def test_a_client_whose_updates_are_hidden_says_once_that_its_model_diverged(
     assert ask(3, 0.1) is after
 
 
+class Asking:
+    """One client, and requests that a coordinator makes as it likes."""
+
+    def __init__(self, directory, method, rest):
+        self.clients = Clients(directory, method=method, rest=rest)
+        self.plan, self.client = plan_of(self.clients.job), self.clients.client("a")
+
+    def __call__(
+        self, task, round, scale, *, state_round=-1, run="ab", reply=True, **more
+    ):
+        model = np.full((1, self.plan.model.size), scale, np.float32)
+        request = Request(
+            *(self.clients.job.identity, round, 0, task, "a"),
+            state_round=state_round,
+            reply=reply,
+            run=run,
+            algorithm=self.plan.describe(0) | more,
+            arrays={"stream/model": model, "index/model": np.zeros(1, np.int32)},
+        )
+        reply = decode_reply(self.client(encode_request(request)))
+        assert reply.refusal is None, reply.refusal
+        return {name: array.tolist() for name, array in reply.arrays.items()}
+
+
+PERSONAL_NAN = "its personal model became NaN or infinite"
+HIDDEN = {
+    "open": "",
+    "noise": f"[privacy]\nevaluate = false\n{NOISY}",
+    "sums": f"[privacy]\n{SECURE}",
+}
+
+
+@pytest.mark.parametrize("rest", HIDDEN.values(), ids=HIDDEN)
+def test_a_personal_model_shows_in_no_answer(rest, tmp_path, client_lines):
+    """Before, one message told whether a category has a training row: the model made for
+    it overflows in such rows only, which was said without noise.
+    """
+    ask = Asking(tmp_path / "job", "finetune", rest)
+    usual = ask("personal", 4, 0.1)
+    former = ask.clients.personal("a").theta
+    assert np.isfinite(former).all() and not client_lines
+    assert ask("personal", 4, 3e38, run="ac") == usual
+    np.testing.assert_array_equal(ask.clients.personal("a").theta, former)
+    assert [PERSONAL_NAN in line for line in client_lines] == [True]
+    ask("client", 0, 0.1)  # it takes part as before
+
+
+@pytest.mark.parametrize("rest", HIDDEN.values(), ids=HIDDEN)
+def test_a_state_shows_in_no_answer(rest, tmp_path, client_lines):
+    ask = Asking(tmp_path / "job", "ditto", rest)
+    usual = ask("init_unseen", 4, 0.1)
+    assert ask("init_unseen", 4, 3e38, run="ac") == usual
+    ask("personal", 4, 0.1, run="ac", newcomer=True)
+    assert [PERSONAL_NAN in line for line in client_lines] == [True]
+    if not rest:
+        return  # the coordinator sees its update
+    ask("client", 0, 0.1)
+    # Nothing is sent of this round.
+    ask("client", 1, 3e38, state_round=0, reply=False)
+    state = ask.clients.store("a").load(1, "ab")
+    assert all(np.isfinite(leaf).all() for leaf in state)
+
+
 @pytest.mark.parametrize("method", ["fedproto", "fedgh", "fedtgp", "pacfl"])
 def test_counts_of_classes_need_a_policy_that_lets_counts_leave(method, tmp_path):
     """From one sum with the weights 81, 9 and 1 those of three clients follow."""

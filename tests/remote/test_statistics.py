@@ -4,6 +4,7 @@ nothing else of them is told.
 
 import json
 import logging
+import shutil
 from io import StringIO
 from types import SimpleNamespace
 
@@ -24,6 +25,7 @@ from fedtailor.remote.job.examples import read_all, split_client_rows
 from fedtailor.remote.job.job import read_job
 from fedtailor.remote.job.plan import plan_of
 from fedtailor.remote.job.statistics import (
+    ClientTable,
     Statistics,
     add_statistics,
     as_array,
@@ -33,9 +35,11 @@ from fedtailor.remote.job.statistics import (
 from fedtailor.remote.server.coordinate import coordinate
 from fedtailor.remote.service import Connection, Greeter, agree_on_preprocessing
 from fedtailor.remote.wire.messages import (
+    Reply,
     Request,
     decode_reply,
     decode_request,
+    encode_reply,
     encode_request,
 )
 from fedtailor.remote.wire.refusals import Refusal
@@ -398,6 +402,25 @@ def test_a_client_whose_rows_are_impossible_by_the_others_statistics_is_not_serv
     assert transport.tasks["c"] == [HELLO, AGREED]
 
 
+@pytest.mark.parametrize("task", [HELLO, AGREED])
+def test_whatever_a_newcomer_answers_the_others_go_on(clients, lines, task):
+    """Before, the code of a model that diverged ended their run."""
+    clients.start()
+    honest = clients.responders["c"]
+
+    def respond(body):
+        request = decode_request(body)
+        if request.task != task:
+            return honest(body)
+        return encode_reply(Reply.to(request, refusal=Refusal.DIVERGED))
+
+    transport = LoopbackTransport({"c": respond})
+    pooled = add_statistics(own_statistics(clients))
+    greet = Greeter(Connection(clients.job, NAMES, transport), pooled)
+    assert greet(["a", "b"]) == {}
+    assert [line.startswith("client c: it refused") for line in lines] == [True]
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -571,6 +594,87 @@ def test_a_hidden_cell_does_not_show_in_whether_a_client_takes_part(clients, far
     assert ask(clients, "a", AGREED, invented(pooled, 0.1)) is None
     warned = [line for line in clients.logged["a"] if "count as so far" in line]
     assert len(warned) == (far == 1e9)
+
+
+@pytest.mark.parametrize("is_asked", [True, False])
+@pytest.mark.parametrize("mean", [2.0, 1e300])
+@pytest.mark.parametrize("base", [2.0, None])
+def test_few_hidden_cells_do_not_show_in_whether_a_client_takes_part(
+    clients, base, mean, is_asked
+):
+    """A deviation of 1e-101 makes each of them too far for a float, and no other cell."""
+    clients.start()
+    # Of a column that is empty but for few cells nothing is told, so that any mean fits.
+    mean = 2.0 if base is not None else mean
+    answers = []
+    for few in (0, 1, 4):
+        shutil.rmtree(clients.store("a").directory)
+        ages = [base] * ROWS
+        for row in clients.work["a"]._examples.training_rows[:few]:
+            ages[row] = -999.0
+        age = pl.Series(ages, dtype=pl.Float64)
+        rows_of("a").with_columns(age=age).write_csv(clients.files["a"])
+        clients.start()
+        if is_asked:
+            assert ask(clients, "a", STATISTICS) is None
+        own = own_statistics(clients)[0]
+        sums = own.columns["age"]
+        pooled = {"count": sums.count + 1000, "mean": mean, "squares": 1e-200}
+        columns = {**own.columns, "age": sums.model_copy(update=pooled)}
+        pooled = own.model_copy(update={"columns": columns})
+        answers.append((own, ask(clients, "a", AGREED, pooled)))
+    assert answers[0] == answers[1] == answers[2]
+    assert answers[0][1] is None
+
+
+TINY, COUNT = 5e-324, 10**12 - 10
+"""Squares that are not 0, and whose quotient by the count is."""
+
+
+@pytest.mark.parametrize(
+    ("column", "changes"),
+    [
+        ("age", {"squares": TINY, "count": COUNT}),
+        ("age", {"squares": 1e-200}),
+        ("age", {"squares": 1e308, "mean": -1e308}),
+        ("age", {"squares": 1.0, "count": 0}),
+        ("cost", {"squares": TINY, "count": COUNT}),
+        ("cost", {"squares": 1e-200}),
+        ("cost", {"squares": 1e308, "mean": 1e308}),
+        ("insured", {"squares": 1e308, "mean": 1e308}),
+    ],
+)
+@pytest.mark.parametrize("is_asked", [True, False])
+def test_no_pooled_sums_keep_a_client_from_starting(clients, column, changes, is_asked):
+    clients.start()
+    if is_asked:
+        assert ask(clients, "a", STATISTICS) is None
+    pooled = add_statistics(own_statistics(clients))
+    if column == "cost":
+        wrong = pooled.model_copy(
+            update={"target": pooled.target.model_copy(update=changes)}
+        )
+    else:
+        sums = pooled.columns[column].model_copy(update=changes)
+        wrong = pooled.model_copy(update={"columns": {**pooled.columns, column: sums}})
+    answer = ask(clients, "a", AGREED, wrong)
+    assert answer is not Refusal.FAILED
+    clients.start()
+    assert ask(clients, "a", AGREED, wrong) is answer
+
+
+def test_no_error_about_pooled_sums_keeps_a_client_from_starting(
+    clients, client_lines, monkeypatch
+):
+    clients.start()
+    pooled = add_statistics(own_statistics(clients))
+    with monkeypatch.context() as broken:
+        broken.setattr(ClientTable, "rows", lambda self, statistics: 1 // 0)
+        assert ask(clients, "a", AGREED, pooled) is Refusal.FAILED
+        clients.start()
+        assert any("does not fit the pooled" in line for line in client_lines)
+        assert ask(clients, "a", AGREED, pooled) is Refusal.FAILED
+    assert ask(clients, "a", AGREED, pooled) is None
 
 
 def test_pooled_sums_are_compared_with_those_of_a_description(clients):

@@ -16,16 +16,21 @@ ENTRY_POINTS = "fedtailor.algorithms"
 """The group of entry points under which other packages offer methods."""
 
 
-def find_algorithm(name: str) -> type[Algorithm]:
+def find_algorithm(name: str, *, own_files: bool = False) -> type[Algorithm]:
     """The method with a name, or the class in `FILE.py:CLASS`.
 
     The method is registered under the name in its `about`.
+
+    Args:
+        name: the name.
+        own_files: also accept `FILE.py:CLASS`. It runs the file, so it must be False for
+            names from files of other people, such as jobs and results.
 
     Raises:
         ValueError: there is no such method, the file cannot be loaded, or it takes the
             name of another method.
     """
-    own = named_in_file(name)
+    own = named_in_file(name) if own_files else None
     if own is not None:
         return _from_file(*own)
     require(

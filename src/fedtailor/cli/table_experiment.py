@@ -172,7 +172,7 @@ def trains_together(name: str) -> bool:
     the model that they sent last) is none either if they predict with the model that
     they receive.
     """
-    method = find_algorithm(name)
+    method = find_algorithm(name, own_files=True)
     keeps_something = (
         method.init_client is not Algorithm.init_client
         or method.init_state is not Algorithm.init_state
@@ -215,7 +215,7 @@ def prepare_table_experiment(
         counting = [
             method
             for method in options.algorithms
-            if not find_algorithm(method)().takes_weights
+            if not find_algorithm(method, own_files=True)().takes_weights
         ]
         # Only methods that the user has named are an error.
         require(

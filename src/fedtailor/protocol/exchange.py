@@ -94,6 +94,7 @@ class Exchange:
             answers came first, and `Answers.output` [c] in which round each client began
             whose answer is there or to come (-1: none). An exchange of these clients
             with ages (`Cohort.age`) takes the answers. None = it waits.
+        unchecked: NaN and infinity in the answers are no error (`Answers.work`).
     """
 
     task: ClientTask
@@ -106,6 +107,7 @@ class Exchange:
     metrics: tuple[BatchMetric, ...] = ()
     sums: "ExpectedSums | None" = None
     first: FirstCome | None = None
+    unchecked: bool = False
 
 
 @jax.tree_util.register_dataclass

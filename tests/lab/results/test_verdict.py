@@ -10,6 +10,7 @@ import numpy as np
 import polars as pl
 import pytest
 
+from fedtailor.algorithms.find import find_algorithm
 from fedtailor.engine.storage.digests import with_digest
 from fedtailor.engine.storage.run_files import SUMMARY
 from fedtailor.lab.baselines import CHOSEN, baseline_names, find_baseline
@@ -635,3 +636,15 @@ def test_everything_that_can_be_handed_over_has_words():
 def test_every_method_has_words(method):
     assert 0 < len(use_of(method)) < 25
     assert sentence_of(method) and not sentence_of(method).endswith(".")
+
+
+def test_no_file_that_results_name_is_run(tmp_path):
+    """Before, `report` ran a Python file that a manifest named as the method."""
+    file, mark = tmp_path / "notes_of_results.py", tmp_path / "has run"
+    file.write_text(f"open({str(mark)!r}, 'w').close()")
+    method = f"{file}:Blend"
+    assert use_of(method) == method
+    assert sentence_of(method) == "a method of your own"
+    with pytest.raises(ValueError, match="there is no algorithm"):
+        find_algorithm(method)
+    assert not mark.exists()

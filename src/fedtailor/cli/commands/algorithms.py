@@ -76,7 +76,7 @@ def algorithms(arguments: list[str]) -> int:
     if name is not None:
         from fedtailor.algorithms.find import find_algorithm
 
-        _print_method(find_algorithm(name), as_json)
+        _print_method(find_algorithm(name, own_files=True), as_json)
         return 0
     known = _known_methods()
     other_names = sorted(name for name in known if name not in ORDER)

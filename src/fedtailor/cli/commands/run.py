@@ -119,7 +119,7 @@ def run(arguments: list[str]) -> int:
             "; `fedtailor algorithms` and `fedtailor scenarios` list the names",
         )
     scenario = scenarios.find(names[1])
-    method = find_algorithm(names[0]).about.name
+    method = find_algorithm(names[0], own_files=True).about.name
     algorithm, scenario, options = _parse(method, scenario, arguments[2:])
     if options.resume:
         if options.out is None:

@@ -4,6 +4,7 @@ It follows from sums over the training rows (`fedtailor.data.tables.sums.ColumnS
 stored as plain numbers and text.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -66,11 +67,16 @@ class ColumnEncoding:
             return f"{self.fill:.6g}"
         return repr(self.fill)
 
-    def encode(self, values: pl.Series, out: Float[NDArray, "rows inputs"]) -> None:
+    def encode(
+        self,
+        values: pl.Series,
+        out: Float[NDArray, "rows inputs"],
+        most: float = math.inf,
+    ) -> None:
         """Encode parsed values, with null for missing cells, and write them to `out`.
 
         Unknown categories are encoded as "other", or as zeros if there is no such
-        input.
+        input. Numbers that become larger than `most` count as so large.
         """
         width = len(self.inputs) - self.indicator
         filled = values.fill_null(self.fill)
@@ -89,7 +95,8 @@ class ColumnEncoding:
             # Compute in float64, as float32 is too coarse for dates. Values that
             # overflow in float32 become infinite.
             with np.errstate(over="ignore"):
-                out[:, 0] = (filled.to_numpy() - self.mean) / self.deviation
+                scaled = (filled.to_numpy() - self.mean) / self.deviation
+                out[:, 0] = np.clip(scaled, -most, most)
         if self.indicator:
             out[:, width] = values.is_null().to_numpy()
 

@@ -117,8 +117,8 @@ class ColumnSums(BaseModel):
 
     @property
     def deviation(self) -> float:
-        """Standard deviation; 1 where all numbers are equal."""
-        return math.sqrt(self.squares / self.count) if self.squares > 0 else 1.0
+        """Standard deviation; 1 where all numbers are equal, as far as floats tell."""
+        return math.sqrt(self.squares / max(self.count, 1)) or 1.0
 
     def encoding(
         self, name: str, kind: Kind, agreed: Sequence[str] | None = None

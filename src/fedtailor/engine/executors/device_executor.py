@@ -794,11 +794,12 @@ def _wait(
         The number of gradients and of forward passes of the whole cohort.
 
     Raises:
-        Diverged: a client's answer is NaN or infinite; it names the first such client.
+        Diverged: a client's answer is NaN or infinite, unless that is unchecked; it names
+            the first such client.
     """
     by_client = np.asarray(work_status)[row_of_client]
     is_finite = by_client[:, 2]
-    if not is_finite.all():
+    if not (exchange.unchecked or is_finite.all()):
         cohort = exchange.cohort
         name = cohort.clients.names[cohort.rows[np.argmin(is_finite)]]
         activity = ACTIVITIES.get(exchange.task, "the personal model")

@@ -477,7 +477,7 @@ def _methods(scenario: ComparedScenario, file: _File) -> Iterator[ComparedMethod
         place = ("algorithms", label)
         name = table.use or label
         try:
-            name = find_algorithm(name).about.name
+            name = find_algorithm(name, own_files=True).about.name
         except ValueError as error:
             raise ConfigError(
                 (*place, "use") if table.use else place, str(error)

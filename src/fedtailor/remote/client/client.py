@@ -121,9 +121,11 @@ class Narrator:
             self._say_model("the boosting is over")
 
     def _say_model(self, what: str) -> None:
-        self._info(
-            f"{what}; this client's own model is in {self._store.directory / PERSONAL}"
-        )
+        model = self._store.directory / PERSONAL
+        if not model.is_dir():
+            self._info(f"{what}; this client has no model of its own")
+            return
+        self._info(f"{what}; this client's own model is in {model}")
         self._info(
             f"predict with it: fedtailor federation predict {self._kit.directory}"
             " --data NEW.csv --out predictions.csv"

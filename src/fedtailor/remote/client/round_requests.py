@@ -62,6 +62,7 @@ from fedtailor.remote.wire.messages import Request
 from fedtailor.remote.wire.refusals import Refusal, Refused, refuse_unless, refusing
 from fedtailor.remote.wire.regression import REGRESS
 from fedtailor.remote.wire.request_kind import (
+    COMPUTING,
     METHOD_KEYS,
     MODE,
     NEWCOMER,
@@ -71,6 +72,7 @@ from fedtailor.remote.wire.request_kind import (
     kind_of,
     step_of,
 )
+from fedtailor.remote.wire.run_log import client_log
 from fedtailor.remote.wire.secure_sums import KEYS, STAGES, SUM
 from fedtailor.remote.wire.vector_cache import INITIAL
 from fedtailor.remote.wire.wire import WORK, asked_of_all, named, read_downlink
@@ -93,6 +95,9 @@ one of both, so that in the scope of a run they are combined with those of model
 SUMMED_ROWS = "summed-rows"
 """File with the digest of the rows that these sums are of."""
 
+
+KEPT = ("init_unseen", "personal")
+"""Tasks whose results stay on this machine."""
 
 TOO_LARGE = "too-large"
 """File with the code of the refusal that said that a number became too large here."""
@@ -158,6 +163,7 @@ class RoundHandler:
         self._initial_states: dict[int, Any] = {}
         self._descriptions: dict[int, str] = {}
         # Results of a canonical executor do not depend on this machine's devices.
+        self._log = client_log(federation.names[0])
         self._executor = DeviceExecutor(
             federation, plan.model, Settings(devices=1, canonical=True)
         )
@@ -499,8 +505,17 @@ class RoundHandler:
         return seed_from(self._seed, digest_of(asked).encode(), self._rows, *leaves)
 
     def _run(self, request: Request, algorithm: Algorithm) -> Answers:
-        """Run the method's function for the task, and wait for its result."""
+        """Run the method's function for the task, and wait for its result.
+
+        That a number became too large is something about the rows. It is said of what is
+        sent: of a personal model never, and of a client's state only if the coordinator
+        sees its updates.
+
+        Raises:
+            Refused: what would be sent is NaN or infinite, or the request does not fit.
+        """
         executor, plan, task = self._executor, self._plan, request.task
+        stays = task in (*KEPT, *COMPUTING) if self._is_hidden else task in KEPT
         states = None
         if task in ("client", "personal", "evaluate"):
             states = self._state(request, algorithm)
@@ -522,9 +537,12 @@ class RoundHandler:
             uplink=plan.uplink if task == "client" else (),
             received_through=plan.downlink,
             metrics=plan.metrics if task == "evaluate" else (),
+            unchecked=stays,
         )
         try:
-            return executor.exchange(exchange).require_finite()
+            answers = executor.exchange(exchange).require_finite()
+            if stays and request.reply and not _is_finite(answers.update):
+                raise Diverged(executor.seen.names[0], request.round)
         except Diverged:
             # This, too, says something about the rows, once for each round and task.
             self._account.record(request, without_noise=True)
@@ -540,6 +558,10 @@ class RoundHandler:
                 "the request does not fit the method"
                 f" ({type(error).__name__}: {reason(error)})",
             ) from None
+        if stays and task == "client" and not _is_finite(answers.states):
+            self._log.warning("its state became NaN or infinite; the one before stays")
+            return replace(answers, states=states)
+        return answers
 
     def _state(self, request: Request, algorithm: Algorithm) -> Any:
         """The state that a request starts from, with a leading client axis [1, ...]."""
@@ -602,7 +624,15 @@ class RoundHandler:
             self._store.save(request.round, leaves, request.run)
 
     def _store_personal(self, predictors: Any) -> None:
-        """Store the client's personal model (leaves [1, ...]), instead of the last."""
+        """Store the client's personal model (leaves [1, ...]), instead of the last, if it
+        is finite.
+        """
+        if not _is_finite(predictors):
+            self._log.warning(
+                "its personal model became NaN or infinite; the one before stays, if there"
+                " is one"
+            )
+            return
         federation = self._executor.federation
         self._write_personal(
             PersonalModel(
@@ -654,18 +684,31 @@ def own_calibration(model: PersonalModel, val: Split) -> Calibration | None:
     Scores of numbers are in the unit of the model's targets.
 
     Returns:
-        None without such rows, or where the model predicts neither classes nor one number.
+        None without such rows, where the model predicts neither classes nor one number,
+        or where it predicts NaN or infinity, which is no reason to refuse a request.
     """
     task = model.model.task
     if not len(val.y):
         return None
     if task == cross_entropy:
         of_true = model.probabilities(val.x)[np.arange(len(val.y)), val.y]
-        return Calibration.of("classes", {model.name: 1 - of_true})
-    if task == task_of(squared_error) and model.model.outputs == 1:
-        errors = np.abs(model.outputs(val.x).reshape(-1) - val.y.reshape(-1))
-        return Calibration.of("numbers", {model.name: errors})
-    return None
+        kind, scores = "classes", 1 - of_true
+    elif task == task_of(squared_error) and model.model.outputs == 1:
+        kind = "numbers"
+        scores = np.abs(model.outputs(val.x).reshape(-1) - val.y.reshape(-1))
+    else:
+        return None
+    return Calibration.of(kind, {model.name: scores}) if _is_finite(scores) else None
+
+
+def _is_finite(tree: Any) -> bool:
+    """Whether all numbers of some arrays are finite."""
+    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
+    return all(
+        bool(np.isfinite(leaf).all())
+        for leaf in leaves
+        if jnp.issubdtype(leaf.dtype, jnp.inexact)
+    )
 
 
 def without_small_splits(scores: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -109,7 +109,7 @@ class JobHandler:
             if self._taken is not None:
                 try:
                     self._begin(self._convert(self._taken), self._taken)
-                except Refused as error:  # no message may keep a client from starting
+                except Exception as error:  # no message may keep it from starting
                     self._log.warning(
                         f"{data.name} does not fit the pooled statistics: {error}"
                     )

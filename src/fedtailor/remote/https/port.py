@@ -159,7 +159,7 @@ def _read_trust(coordinator: Path) -> _Trust:
         ) from None
     for name, certificate in read_certificates(coordinator).items():
         try:
-            encoded = ssl.PEM_cert_to_DER_cert(certificate.decode("ascii").strip())
+            encoded = _encoded(certificate)
             context.load_verify_locations(cadata=encoded)
         except (ValueError, ssl.SSLError):
             raise ValueError(
@@ -168,6 +168,33 @@ def _read_trust(coordinator: Path) -> _Trust:
             ) from None
         names[hashlib.sha256(encoded).digest()] = name
     return _Trust(context, names, stamp)
+
+
+def _encoded(certificate: bytes) -> bytes:
+    """What TLS compares of a certificate (PEM).
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    return ssl.PEM_cert_to_DER_cert(certificate.decode("ascii").strip())
+
+
+def _still_there(coordinator: Path, names: dict[bytes, str]) -> dict[bytes, str]:
+    """Those of `names` whose certificates are still in a coordinator's directory. One that
+    cannot be read may be written just now, and counts as the former one.
+    """
+    kept = {}
+    for key, name in names.items():
+        path = coordinator / CLIENTS / f"{name}.crt"
+        try:
+            found = hashlib.sha256(_encoded(path.read_bytes())).digest()
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError):
+            found = key
+        if found == key:
+            kept[key] = name
+    return kept
 
 
 def _stamp(coordinator: Path) -> object:
@@ -413,25 +440,25 @@ class Port:
             Why only those are let in that were before; "" if so are others.
 
         Raises:
-            OSError: a file cannot be read; nothing has changed.
+            OSError: the directory cannot be read; nothing has changed.
         """
         if _stamp(self._coordinator) == self._trust.stamp:
             return ""
         before, hindrance = self.names, ""
         try:
             self._trust = _read_trust(self._coordinator)
-        except ValueError as error:
+        except (OSError, ValueError) as error:
             # A file that is being written, or a mistake that the operator can mend.
             hindrance = str(error)
-            there = {path.stem for path in (self._coordinator / CLIENTS).glob("*.crt")}
-            names = self._trust.names
-            names = {key: name for key, name in names.items() if name in there}
+            names = _still_there(self._coordinator, self._trust.names)
             self._trust = replace(self._trust, names=names)
         self.revoked = (self.revoked | before) - self.names
         for name in sorted(self.names - before):
             COORDINATOR_LOG.info(f"client {name} may join now")
         for name in sorted(before - self.names):
-            COORDINATOR_LOG.info(f"client {name} was revoked")
+            is_renewed = (self._coordinator / CLIENTS / f"{name}.crt").exists()
+            what = ": its former key is refused" if is_renewed else " was revoked"
+            COORDINATOR_LOG.info(f"client {name}{what}")
         for task, (_, digest) in list(self._tasks.items()):
             if digest not in self._trust.names:
                 task.cancel()

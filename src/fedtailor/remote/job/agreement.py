@@ -153,8 +153,8 @@ def _check_booleans(pooled: ColumnSums, own: ColumnSums) -> None:
     ones = pooled.mean * pooled.count
     others = ones - own.mean * own.count
     is_possible = (
-        abs(others - round(others)) <= error
-        and -error <= others <= pooled.count - own.count + error
+        -error <= others <= pooled.count - own.count + error
+        and abs(others - round(others)) <= error
         and abs(pooled.squares - ones * (1 - ones / count)) <= 4 * error
     )
     require(is_possible, "these are not sums of yes and no")

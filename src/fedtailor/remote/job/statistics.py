@@ -244,14 +244,24 @@ class ClientTable:
         return pl.Series([names[code] for code in codes.tolist()], dtype=pl.String)
 
     def rows(self, statistics: Statistics) -> ClientExamples:
-        """Convert the table to the examples that models take, within `MAX_INPUT`."""
+        """Convert the table to the examples that models take, within `MAX_INPUT`.
+
+        No cell is too far for that, whatever the statistics are: the refusal would say
+        that there is one.
+        """
         preprocessing = statistics.preprocessing(self.schema)
-        x = preprocessing.transform(self.frame, missing="impute", unknown="other")
-        x = np.clip(x, -MAX_INPUT, MAX_INPUT)
+        x = np.empty((self.frame.height, len(preprocessing.inputs)), np.float32)
+        start = 0
+        for column in preprocessing.columns:
+            end = start + len(column.inputs)
+            column.encode(self.parsed(column.name), x[:, start:end], MAX_INPUT)
+            start = end
         if self.schema.task != "regression":
             return ClientExamples(x, self.y, self.times)
-        centered = self.y.astype(np.float64) - preprocessing.target_shift
-        y = np.clip(centered / preprocessing.target_scale, -MAX_INPUT, MAX_INPUT)
+        with np.errstate(over="ignore"):
+            centered = self.y.astype(np.float64) - preprocessing.target_shift
+            y = centered / preprocessing.target_scale
+        y = np.clip(y, -MAX_INPUT, MAX_INPUT)
         return ClientExamples(x, y.astype(np.float32), self.times)
 
     def parsed(self, name: str) -> pl.Series:

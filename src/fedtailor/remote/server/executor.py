@@ -514,7 +514,8 @@ class RemoteExecutor:
 
         Raises:
             TooFewClients: there are too few answers, and nobody is at work.
-            Diverged: likewise, as a client's model became NaN or infinite.
+            Diverged: likewise, and that follows from clients whose model became NaN or
+                infinite.
             Interrupted: it was stopped.
         """
         late, cohort, begun = self.late, exchange.cohort, time.monotonic()
@@ -529,7 +530,7 @@ class RemoteExecutor:
             if len(chosen):
                 self._ask(select_clients(exchange, chosen))
             if not late.open:
-                late.end_attempt(first.count, cohort.round)
+                late.end_attempt(first.count, cohort.round, len(names))
             self._poll_late()
             if len(late.replies) < first.count:
                 pause = until_next_poll(begun, polled, self.rules.poll_interval)

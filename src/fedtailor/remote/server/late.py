@@ -86,18 +86,19 @@ class LateRequests(PendingExchange):
             return self._by_client[name].round
         return -1
 
-    def end_attempt(self, count: int, round: int) -> None:
+    def end_attempt(self, count: int, round: int, clients: int) -> None:
         """End a step that cannot be taken, as nobody is at work.
 
         Args:
             count: the number of answers of a step.
             round: the step.
+            clients: the number of clients that train.
 
         Raises:
-            Diverged: a client's model became NaN or infinite.
+            Diverged: that follows from the clients whose model became NaN or infinite.
             TooFewClients: there are too few clients.
         """
-        if self.diverged:
+        if self.diverged and clients - len(self.diverged) < count:
             raise Diverged(self.diverged[0], round)
         raise TooFewClients(
             f"{len(self.replies)} of the {count} answers of a step are there, and no"

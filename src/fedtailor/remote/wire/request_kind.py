@@ -53,7 +53,10 @@ TRAINING = ("client", *STAGES)
 answers a probe then.
 """
 
-TASKS = ("probe", "client", *SERVING, BOOST, *STAGES)
+COMPUTING = ("probe", "client")
+"""Tasks whose answers the next model is made of, and which may say that they became NaN."""
+
+TASKS = (*COMPUTING, *SERVING, BOOST, *STAGES)
 """Tasks of rounds, of boosting and of a regression."""
 
 STEPS = (BOOST, REGRESS)

@@ -34,6 +34,7 @@ from fedtailor.remote.wire.messages import (
     largest_reply,
 )
 from fedtailor.remote.wire.refusals import Refusal, Refused, refuse_unless
+from fedtailor.remote.wire.request_kind import COMPUTING
 from fedtailor.remote.wire.run_log import CLIENTS, COORDINATOR_LOG, client_log
 from fedtailor.remote.wire.vector_cache import CacheMiss, VectorCache
 
@@ -140,9 +141,14 @@ class PendingExchange:
 
     @property
     def diverged(self) -> list[str]:
-        """The clients that say that their model became NaN or infinite."""
+        """The clients that say that their model became NaN or infinite.
+
+        Where nothing is trained that is a refusal as any other, and ends nothing.
+        """
         return [
-            name for name, code in self.refusals.items() if code is Refusal.DIVERGED
+            name
+            for name, code in self.refusals.items()
+            if code is Refusal.DIVERGED and self.requests[name].task in COMPUTING
         ]
 
     def accept(self, sender: str, body: bytes) -> None:

@@ -536,6 +536,38 @@ def test_no_prediction_makes_a_sum_too_large(tmp_path, size):
     assert ask(0, "b", "start") is None
 
 
+@pytest.mark.parametrize("first", ["boosting", "training"])
+def test_sums_of_training_and_of_boosting_are_of_different_jobs(tmp_path, first, lines):
+    """With the weights 1, 1, 1 and 1/2 of numbers of rows a sum of models, which are means
+    over rows, and one of boosting, which adds up rows, were one client's together.
+    """
+    clients = Boosted(tmp_path / "job")
+    plan = plan_of(clients.job)
+
+    def train(name):
+        algorithm = plan.describe(0)
+        arrays = {
+            "stream/model": plan.initial()[None],
+            "index/model": np.zeros(1, np.int32),
+        }
+        request = Request(
+            *(clients.job.identity, 0, 0, "client", name),
+            run="ab",
+            algorithm=algorithm,
+            arrays=arrays,
+        )
+        responder = clients.responders[name]
+        return decode_reply(responder(encode_request(request))).refusal
+
+    if first == "training":
+        assert train("a") is None
+        with pytest.raises(StepRefused, match="also of training in the same job"):
+            clients.boost(patience=0.0)
+    else:
+        clients.boost()
+        assert train("a") is Refusal.UNSAFE_SUM
+
+
 def test_the_same_questions_with_a_row_less_are_not_answered(tmp_path, lines):
     """The difference of the sums of targets would be that row's target."""
     clients = Boosted(tmp_path / "job")

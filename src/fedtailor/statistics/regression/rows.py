@@ -34,7 +34,7 @@ from fedtailor.statistics.regression.sums import (
 )
 
 _TOO_LARGE: Any = {"over": "ignore", "invalid": "ignore", "divide": "ignore"}
-"""What is asked may be made to be too large, which is told by what comes of it."""
+"""What is asked may be made to be too large; it is cut, row by row."""
 
 Kind = Literal["kept", "start", "spread", "begin", "step", "clusters"]
 

@@ -184,6 +184,9 @@ TESTED = {
             "test_numbers_out_of_range_are_refused_with_the_senders_name",
             "test_a_run_with_a_liar_ends_with_sound_models_and_a_sound_checkpoint",
             "test_impossible_numbers_of_rows_are_not_believed",
+            "test_a_wrong_answer_is_named_and_the_others_are_described",
+            "test_whatever_a_newcomer_answers_the_others_go_on",
+            "test_a_client_that_says_it_diverged_does_not_end_what_the_others_can_do",
         ),
         "cannot answer in another's name": (
             "test_an_answer_of_somebody_who_was_not_asked_is_refused",

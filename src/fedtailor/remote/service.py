@@ -31,6 +31,7 @@ from fedtailor.remote.client.store import ClientStore
 from fedtailor.remote.https import client as https_client
 from fedtailor.remote.https.client import ClientStatus
 from fedtailor.remote.https.server import HttpsTransport, serve_messages
+from fedtailor.remote.job.agreement import check_own_sums
 from fedtailor.remote.job.job import Job, read_job
 from fedtailor.remote.job.statistics import (
     Statistics,
@@ -541,6 +542,7 @@ def agree_on_preprocessing(
         for name in order:
             try:
                 part = statistics_from_arrays(replies[name].arrays, job.schema)
+                check_own_sums(part, job.schema)
                 if isinstance(names, Mapping):
                     part.check_rows(int(names[name][0]), job.schema)
             except ValueError as error:

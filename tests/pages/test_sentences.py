@@ -194,6 +194,7 @@ TESTED = {
         "bounded by what was asked of it": (
             "test_what_was_not_asked_for_or_is_too_large_is_not_read",
             "test_a_body_that_ends_too_early_is_no_answer",
+            "test_a_long_answer_is_a_short_line",
         ),
         "Without the key of a registered certificate": (
             "test_a_stranger_is_not_spoken_to",

@@ -316,7 +316,7 @@ def wait_for_clients(
     }
     expected = {
         "rows": ArraySpec((3,), "int64", 0, most_rows),
-        "release": ArraySpec((None,), "uint8"),
+        "release": ArraySpec((None,), "uint8", most=MAX_LENGTH),
     }
     replies = send_and_receive(
         connection.transport,
@@ -329,9 +329,7 @@ def wait_for_clients(
     rows = {}
     for name, reply in replies.items():
         counts = reply.arrays["rows"]
-        release = (
-            reply.arrays["release"][:MAX_LENGTH].tobytes().decode("ascii", "replace")
-        )
+        release = reply.arrays["release"].tobytes().decode("ascii", "replace")
         if not talk(release, RELEASE):
             COORDINATOR_LOG.warning(
                 f"client {name}: {Refusal.OTHER_RELEASE.explanation}; it is left out"

@@ -76,6 +76,11 @@ otherwise: who claims more rows than all others together decides what all train.
 ARRIVAL_S = 30.0
 """Seconds that a client which comes while others train has to answer a greeting."""
 
+SLOW_SHARE = 0.1
+"""The share of this time after which it counts as waited for in vain, if it does not take
+part. It is then greeted again only after twice as many rounds as the last time.
+"""
+
 FIRST_REMINDER_S, REMINDER_S = 30.0, 300.0
 """Seconds until a coordinator says first whom it waits for, and until it says so again."""
 
@@ -425,11 +430,16 @@ class Greeter:
         self._connection = replace(connection, job=job)
         self._statistics, self._most_rows = statistics, most_rows
         self._greeted: dict[str, str] = {}  # connection ids, by client
+        # How often a client was waited for in vain, and how often it is passed over now:
+        # the others wait meanwhile.
+        self._slow: dict[str, int] = {}
+        self._passed: dict[str, int] = {}
 
     def __call__(
         self, known: Collection[str], late: PendingExchange | None = None
     ) -> dict[str, NDArray[np.int64]]:
-        """Greet clients that are online, each once on every connection that it makes.
+        """Greet clients that are online, each once on every connection that it makes; one
+        that does not answer more and more seldom.
 
         Args:
             known: names of the clients that take part.
@@ -443,7 +453,11 @@ class Greeter:
         for name, connection_id in transport.online().items():
             if name in known or self._greeted.get(name) == connection_id:
                 continue
+            if self._passed.get(name, 0):
+                self._passed[name] -= 1
+                continue
             self._greeted[name] = connection_id
+            begun = time.monotonic()
             only = replace(self._connection, clients=(name,))
             rows = wait_for_clients(
                 only,
@@ -456,7 +470,10 @@ class Greeter:
                     job, transport, rows, ARRIVAL_S, self._statistics, late
                 )
             except TooFewClients:
-                continue
+                rows = {}
+            if not rows and time.monotonic() - begun > SLOW_SHARE * ARRIVAL_S:
+                self._slow[name] = self._slow.get(name, 0) + 1
+                self._passed[name] = 2 ** self._slow[name] - 1
             for client in rows:
                 COORDINATOR_LOG.info(
                     f"client {client} has come, and is served as a newcomer"

@@ -191,6 +191,9 @@ TESTED = {
             "test_numbers_out_of_range_are_refused_with_the_senders_name",
             "test_a_run_with_a_liar_ends_with_sound_models_and_a_sound_checkpoint",
             "test_impossible_numbers_of_rows_are_not_believed",
+            "test_a_wrong_answer_is_named_and_the_others_are_described",
+            "test_whatever_a_newcomer_answers_the_others_go_on",
+            "test_a_client_that_says_it_diverged_does_not_end_what_the_others_can_do",
         ),
         "cannot answer in another's name": (
             "test_an_answer_of_somebody_who_was_not_asked_is_refused",
@@ -198,6 +201,7 @@ TESTED = {
         "bounded by what was asked of it": (
             "test_what_was_not_asked_for_or_is_too_large_is_not_read",
             "test_a_body_that_ends_too_early_is_no_answer",
+            "test_a_long_answer_is_a_short_line",
         ),
         "Without the key of a registered certificate": (
             "test_a_stranger_is_not_spoken_to",

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from fedtailor.data.tables.sums import ColumnSums
-from fedtailor.remote.job.agreement import check_column_sums
+from fedtailor.remote.job.agreement import check_column_sums, check_own_sums
 from fedtailor.remote.job.job import Schema
 from fedtailor.remote.job.statistics import Statistics
 
@@ -87,6 +87,7 @@ def test_what_tables_give_together_is_accepted_by_each_of_them(parts):
     # as it is sent
     pooled = Statistics.from_json(pooled.to_json(), SCHEMA)
     for own in parts:
+        check_own_sums(own, SCHEMA)
         check_column_sums(pooled, own, SCHEMA)
 
 

@@ -299,24 +299,49 @@ def test_few_rows_are_not_described(tmp_path):
         lambda counts: counts["histograms"].pop("age"),
         lambda counts: counts["histograms"].update(age=[1, 2]),
         lambda counts: counts["histograms"].update(age=[-1] * 20),
+        lambda counts: counts["histograms"].update(age=[2**53 - 1] * 20),
         lambda counts: counts.update(products={"count": 1}),
+        # of sums
+        lambda sums: sums["columns"]["age"].update(mean=1e308),
+        lambda sums: sums["columns"]["age"].update(squares=1e308),
+        lambda sums: sums["columns"]["age"].update(count=2**53 - 1),
+        lambda sums: sums["columns"]["age"].update(count=0, mean=0.0, squares=0.0),
+        lambda sums: sums["columns"]["insured"].update(mean=0.5000001),
+        lambda sums: sums["columns"]["insured"].update(mean=-1e308),
+        lambda sums: sums["columns"]["risk"].update(categories={"other": 40}),
+        lambda sums: sums["columns"]["ward"].update(mean=1.0),
+        lambda sums: [
+            each.update(count=0, missing=0, mean=0.0, squares=0.0)
+            for each in sums["columns"].values()
+        ],
     ],
 )
-def test_a_wrong_answer_is_named(change, tmp_path):
+def test_a_wrong_answer_is_named_and_the_others_are_described(change, tmp_path, lines):
     clients = MarkedClients(tmp_path)
     ask = clients.tap._clients["b"]
 
     def lies(body):
         message = Raw.of(ask(body))
         text = bytes(message.arrays[ANSWER][2])
-        if not text.startswith(b'{"histograms"'):
+        content = json.loads(text)
+        try:
+            change(content)
+        except KeyError:  # it lies in the other step
             return bytes(message)
-        counts = json.loads(text)
-        change(counts)
-        text = json.dumps(counts).encode()
+        text = json.dumps(content).encode()
         message.arrays[ANSWER] = ["U8", [len(text)], text]
         return bytes(message)
 
     clients.tap._clients["b"] = lies
-    with pytest.raises(ValueError, match="client b: "):
-        describe_clients(clients.job, clients.tap, SEEN, 60)
+    rows = {name: clients.handlers[name].sizes for name in SEEN}
+    described = describe_clients(clients.job, clients.tap, rows, 60)
+    assert described.clients == tuple(name for name in SEEN if name != "b")
+    assert len(lines) == 1 and lines[0].startswith("client b: ")
+    assert lines[0].endswith("; it is left out")
+
+
+def test_nobody_is_described_if_all_answers_are_wrong(tmp_path):
+    clients = MarkedClients(tmp_path)
+    rows = dict.fromkeys(SEEN, np.array([7, 0, 0]))
+    with pytest.raises(TooFewClients, match="no client described its table"):
+        describe_clients(clients.job, clients.tap, rows, 60)

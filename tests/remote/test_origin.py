@@ -271,6 +271,26 @@ def test_clients_that_come_later_are_greeted_once(clients, lines):
     assert arrivals(["a", "b", "d"]) == {} and len(lines) == 2
 
 
+def test_who_answers_no_greeting_delays_few_rounds(clients, monkeypatch):
+    """It comes on another connection in each round; the others train meanwhile."""
+    monkeypatch.setattr(service, "ARRIVAL_S", 0.02)
+
+    class Silent(LoopbackTransport):
+        asked, round = [], 0
+
+        def online(self):
+            return {"d": f"connection {self.round}"}
+
+        def send(self, client, body):
+            self.asked.append(self.round)
+
+    transport = Silent({"d": None})
+    greet = Greeter(Connection(clients.job, NAMES, transport), None)
+    for transport.round in range(20):
+        assert greet(["a", "b"]) == {}
+    assert transport.asked == [0, 2, 6, 14]
+
+
 def test_who_has_not_connected_is_named_while_the_others_are_waited_for(clients, lines):
     class OneAway(LoopbackTransport):
         """Client d comes when the coordinator has said that it waits."""

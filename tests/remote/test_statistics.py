@@ -460,6 +460,16 @@ def test_a_client_that_is_silent_or_tells_nonsense_is_named(clients, lines):
         agree_on_preprocessing(
             clients.job, LoopbackTransport(clients.responders), NAMES, wait=60
         )
+    shutil.rmtree(clients.store("b").directory)
+    clients.start()
+    lie = invented(own_statistics(clients)[1], 1e152)
+    clients.work["b"]._table = SimpleNamespace(statistics=lambda train: lie)
+    with pytest.raises(
+        ValueError, match=r"^client b: its sums of 'age' are of numbers"
+    ):
+        agree_on_preprocessing(
+            clients.job, LoopbackTransport(clients.responders), NAMES, wait=60
+        )
 
 
 def test_statistics_survive_their_file_to_the_bit_and_a_damaged_one_is_said(

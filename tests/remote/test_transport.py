@@ -136,6 +136,22 @@ def test_bytes_that_are_no_answer_are_refused_by_name(body):
     assert list(found.replies) == ["a", "c"]
 
 
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (["n" * 10**5], "client b: it has an array 'nnn"),
+        (["n" * 10**6], "client b: it has too many arrays"),
+        (map(str, range(10**4)), "client b: it has too many arrays"),
+    ],
+)
+def test_a_long_answer_is_a_short_line(names, said):
+    """It was as long as the names of arrays that nobody asked for."""
+    arrays = {name: np.zeros(0, np.float32) for name in names}
+    found, lines = ask(responders(**changed("b", arrays=arrays)))
+    assert len(lines) == 1 and lines[0].startswith(said) and len(lines[0]) < 1100
+    assert found.refused == {"b": lines[0]} and list(found.replies) == ["a", "c"]
+
+
 class Twice(LoopbackTransport):
     def send(self, client, body):
         super().send(client, body)

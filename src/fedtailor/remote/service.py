@@ -31,6 +31,7 @@ from fedtailor.remote.client.store import ClientStore
 from fedtailor.remote.https import client as https_client
 from fedtailor.remote.https.client import ClientStatus
 from fedtailor.remote.https.server import HttpsTransport, serve_messages
+from fedtailor.remote.job.agreement import check_own_sums
 from fedtailor.remote.job.job import Job, read_job
 from fedtailor.remote.job.statistics import (
     Statistics,
@@ -74,6 +75,11 @@ otherwise: who claims more rows than all others together decides what all train.
 
 ARRIVAL_S = 30.0
 """Seconds that a client which comes while others train has to answer a greeting."""
+
+SLOW_SHARE = 0.1
+"""The share of this time after which it counts as waited for in vain, if it does not take
+part. It is then greeted again only after twice as many rounds as the last time.
+"""
 
 FIRST_REMINDER_S, REMINDER_S = 30.0, 300.0
 """Seconds until a coordinator says first whom it waits for, and until it says so again."""
@@ -315,7 +321,7 @@ def wait_for_clients(
     }
     expected = {
         "rows": ArraySpec((3,), "int64", 0, most_rows),
-        "release": ArraySpec((None,), "uint8"),
+        "release": ArraySpec((None,), "uint8", most=MAX_LENGTH),
     }
     replies = send_and_receive(
         connection.transport,
@@ -328,9 +334,7 @@ def wait_for_clients(
     rows = {}
     for name, reply in replies.items():
         counts = reply.arrays["rows"]
-        release = (
-            reply.arrays["release"][:MAX_LENGTH].tobytes().decode("ascii", "replace")
-        )
+        release = reply.arrays["release"].tobytes().decode("ascii", "replace")
         if not talk(release, RELEASE):
             COORDINATOR_LOG.warning(
                 f"client {name}: {Refusal.OTHER_RELEASE.explanation}; it is left out"
@@ -426,11 +430,16 @@ class Greeter:
         self._connection = replace(connection, job=job)
         self._statistics, self._most_rows = statistics, most_rows
         self._greeted: dict[str, str] = {}  # connection ids, by client
+        # How often a client was waited for in vain, and how often it is passed over now:
+        # the others wait meanwhile.
+        self._slow: dict[str, int] = {}
+        self._passed: dict[str, int] = {}
 
     def __call__(
         self, known: Collection[str], late: PendingExchange | None = None
     ) -> dict[str, NDArray[np.int64]]:
-        """Greet clients that are online, each once on every connection that it makes.
+        """Greet clients that are online, each once on every connection that it makes; one
+        that does not answer more and more seldom.
 
         Args:
             known: names of the clients that take part.
@@ -444,7 +453,11 @@ class Greeter:
         for name, connection_id in transport.online().items():
             if name in known or self._greeted.get(name) == connection_id:
                 continue
+            if self._passed.get(name, 0):
+                self._passed[name] -= 1
+                continue
             self._greeted[name] = connection_id
+            begun = time.monotonic()
             only = replace(self._connection, clients=(name,))
             rows = wait_for_clients(
                 only,
@@ -457,7 +470,10 @@ class Greeter:
                     job, transport, rows, ARRIVAL_S, self._statistics, late
                 )
             except TooFewClients:
-                continue
+                rows = {}
+            if not rows and time.monotonic() - begun > SLOW_SHARE * ARRIVAL_S:
+                self._slow[name] = self._slow.get(name, 0) + 1
+                self._passed[name] = 2 ** self._slow[name] - 1
             for client in rows:
                 COORDINATOR_LOG.info(
                     f"client {client} has come, and is served as a newcomer"
@@ -541,6 +557,7 @@ def agree_on_preprocessing(
         for name in order:
             try:
                 part = statistics_from_arrays(replies[name].arrays, job.schema)
+                check_own_sums(part, job.schema)
                 if isinstance(names, Mapping):
                     part.check_rows(int(names[name][0]), job.schema)
             except ValueError as error:

@@ -17,7 +17,7 @@ import secrets
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 import polars as pl
@@ -43,7 +43,11 @@ from fedtailor.data.tables.kinds import Kind
 from fedtailor.data.tables.sums import ColumnSums
 from fedtailor.engine.storage.digests import DIGEST_KEY, has_valid_digest, with_digest
 from fedtailor.remote.client.account import ClientAccount, Release
-from fedtailor.remote.job.agreement import check_column_sums
+from fedtailor.remote.job.agreement import (
+    MAX_ROWS,
+    check_column_sums,
+    check_own_sums,
+)
 from fedtailor.remote.job.examples import example_rows_of
 from fedtailor.remote.job.job import Job, Schema
 from fedtailor.remote.job.statistics import (
@@ -58,7 +62,10 @@ from fedtailor.remote.job.statistics import (
 from fedtailor.remote.wire.messages import ArraySpec, Request
 from fedtailor.remote.wire.refusals import Refusal, refuse_unless, refusing
 from fedtailor.remote.wire.request_kind import DESCRIBE
-from fedtailor.remote.wire.transport import Transport, send_and_receive
+from fedtailor.remote.wire.run_log import COORDINATOR_LOG
+from fedtailor.remote.wire.transport import TooFewClients, Transport, send_and_receive
+
+T = TypeVar("T")
 
 COLUMNS, COUNTS, NOISY = "columns", "counts", "noisy"
 """What a request asks for: sums of columns, then counts; or counts with noise."""
@@ -357,7 +364,8 @@ def describe_clients(
     Args:
         job: the job.
         transport: carries messages to the clients.
-        names: names of the clients that are ready. Those that refuse are left out.
+        names: names of the clients that are ready, or their numbers of rows [3] by name.
+            Those that refuse, or whose answer cannot be right, are left out.
         wait: seconds to wait for the answers to each message.
         question: settings of noisy counts; None without noise.
         directory: where the pooled sums are kept, so that a call that was interrupted can
@@ -365,7 +373,7 @@ def describe_clients(
 
     Raises:
         TooFewClients: nobody describes its table, or one that has begun is gone.
-        ValueError: a client's answer is not valid.
+        ValueError: the question is not valid.
     """
     schema = job.schema
 
@@ -396,11 +404,27 @@ def describe_clients(
             if name in replies
         }
 
-    def parsed(name: str, text: bytes, read: Callable[[bytes], Any]) -> Any:
-        try:
-            return read(text)
-        except ValueError as error:
-            raise ValueError(f"client {name}: {error}") from None
+    def parsed(
+        texts: Mapping[str, bytes], read: Callable[[str, bytes], T]
+    ) -> dict[str, T]:
+        found = {}
+        for name, text in texts.items():
+            try:
+                found[name] = read(name, text)
+            except ValueError as error:
+                COORDINATOR_LOG.warning(f"client {name}: {error}; it is left out")
+        if not found:
+            raise TooFewClients("no client described its table as the job asks")
+        return found
+
+    def sums_of(name: str, text: bytes) -> Statistics:
+        sums = Statistics.from_json(text, schema)
+        check_own_sums(sums, schema)
+        rows = max(entry.count + entry.missing for entry in sums.columns.values())
+        require(rows >= MIN_ROWS, f"its sums are of fewer than {MIN_ROWS} rows")
+        if isinstance(names, Mapping) and name in names:
+            sums.check_rows(int(names[name][0]), schema)
+        return sums
 
     def keep(description: Description) -> Description:
         if directory is not None:
@@ -412,34 +436,22 @@ def describe_clients(
         question.check(schema)
         texts = ask(names, 1, question)
         check = _expected_noisy(schema, question)
-        counts = {
-            name: parsed(name, text, lambda text: _counts_from(text, check))
-            for name, text in texts.items()
-        }
+        counts = parsed(texts, lambda name, text: _counts_from(text, check))
         return keep(_noisy_description(schema, question, counts))
     stored = {} if directory is None else _stored(directory, job).get("sums", {})
-    parts = {
-        name: parsed(
-            name, text.encode(), lambda text: Statistics.from_json(text, schema)
-        )
-        for name, text in stored.items()
-    }
-    if not parts:
-        texts = ask(names, 1, Question(step=COLUMNS))
-        parts = {
-            name: parsed(name, text, lambda text: Statistics.from_json(text, schema))
-            for name, text in texts.items()
-        }
+    if stored:
+        texts = {name: text.encode() for name, text in stored.items()}
+        parts = parsed(texts, sums_of)
+    else:
+        parts = parsed(ask(names, 1, Question(step=COLUMNS)), sums_of)
         if directory is not None:
             sums = {name: part.to_json() for name, part in parts.items()}
             _write(directory / FILE, {"job": job.identity, "sums": sums})
     pooled = add_statistics(parts.values())
     texts = ask(parts, len(parts), Question(step=COUNTS), statistics=as_array(pooled))
     check = _expected_counts(schema, pooled)
-    counts = {
-        name: parsed(name, text, lambda text: _counts_from(text, check))
-        for name, text in texts.items()
-    }
+    counts = parsed(texts, lambda name, text: _counts_from(text, check))
+    parts = {name: parts[name] for name in counts}
     return keep(_description(schema, parts, pooled, counts))
 
 
@@ -614,6 +626,8 @@ def _counts_from(text: bytes, bins: Mapping[str, int]) -> ClientCounts:
     require(
         found == dict(bins), "its counts are of other columns or bins than the job's"
     )
+    most = max((sum(rows) for rows in counts.histograms.values()), default=0)
+    require(most <= MAX_ROWS, f"its counts are of more than {MAX_ROWS:,} rows")
     return counts
 
 

@@ -15,7 +15,7 @@ import math
 
 from fedtailor._base.choice import require
 from fedtailor._base.groups import MIN_ROWS
-from fedtailor.data.tables.kinds import Kind
+from fedtailor.data.tables.kinds import MAX_MAGNITUDE, Kind
 from fedtailor.data.tables.sums import ColumnSums
 from fedtailor.remote.job.job import Schema
 from fedtailor.remote.job.statistics import MAX_INPUT, Statistics
@@ -59,6 +59,43 @@ def check_column_sums(pooled: Statistics, own: Statistics, schema: Schema) -> No
             _check_sums(pooled.target, own.target, kind, not is_number)
         except ValueError as error:
             raise ValueError(f"the target: {error}") from None
+
+
+def check_own_sums(own: Statistics, schema: Schema) -> None:
+    """Check that statistics can be those that a client has sent of its table.
+
+    Args:
+        own: the statistics.
+        schema: columns of the job.
+
+    Raises:
+        ValueError: they cannot; names the column.
+    """
+    # Those of all clients are checked against one without rows.
+    columns = {
+        name: ColumnSums(categories=dict.fromkeys(listed or (), 0))
+        for name, listed in schema.columns.items()
+    }
+    outcomes = dict.fromkeys(schema.outcomes or (), 0)
+    target = None if own.target is None else ColumnSums(categories=outcomes)
+    check_column_sums(own, Statistics(columns=columns, target=target), schema)
+    for name, sums in own.columns.items():
+        _check_size(repr(name), sums)
+    if own.target is not None:
+        _check_size("the target", own.target)
+
+
+def _check_size(what: str, sums: ColumnSums) -> None:
+    """Check that those of others can be added to sums.
+
+    Raises:
+        ValueError: they cannot.
+    """
+    require(
+        abs(sums.mean) <= MAX_MAGNITUDE
+        and math.sqrt(sums.squares / max(sums.count, 1)) <= 2 * MAX_MAGNITUDE,
+        f"its sums of {what} are of numbers beyond {MAX_MAGNITUDE:g}",
+    )
 
 
 def _check_sums(pooled: ColumnSums, own: ColumnSums, kind: Kind, listed: bool) -> None:

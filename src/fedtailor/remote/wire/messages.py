@@ -31,6 +31,9 @@ MAX_TEXT = 2**22
 MAX_ENVELOPE = 2**16
 """Bytes that are enough for all of a reply but its arrays."""
 
+MAX_HEADER = 2**18
+"""Bytes of the longest header of a reply, which names each of its arrays."""
+
 _ENVELOPE = "fedtailor"
 
 _Origin = Annotated[str, Field(pattern=r"^([0-9a-f]{32})?$")]
@@ -44,15 +47,17 @@ class ArraySpec:
 
     Attributes:
         shape: the exact shape; (None,) stands for an array of one dimension with at
-            most `MAX_TEXT` entries.
+            most `most` entries.
         dtype: the exact type, such as "float32"; NaN and infinity are refused.
         low, high: the smallest and the largest number that it may hold; None = any.
+        most: the largest number of entries where the sender chooses it.
     """
 
     shape: tuple[int | None, ...]
     dtype: str
     low: int | None = None
     high: int | None = None
+    most: int = MAX_TEXT
 
 
 @dataclass(frozen=True)
@@ -239,8 +244,10 @@ def decode_reply(data: bytes) -> Reply:
     """Decode a reply; `check_identity` and `check_content` compare it with the request.
 
     Raises:
-        ValueError: the bytes are not a reply.
+        ValueError: the bytes are not a reply, or one of too many arrays.
     """
+    header = int.from_bytes(data[:8], "little")
+    require(header <= MAX_HEADER or header > len(data), "it has too many arrays")
     envelope, arrays = _unpack(data, _ReplyEnvelope)
     return Reply(
         **_identity(envelope),
@@ -315,7 +322,7 @@ def check_arrays(
             f"array {name!r} is {array.dtype}; it must be {spec.dtype}",
         )
         any_length = spec.shape == (None,) and array.ndim == 1
-        fits = array.size <= MAX_TEXT if any_length else array.shape == spec.shape
+        fits = array.size <= spec.most if any_length else array.shape == spec.shape
         require(
             fits, f"array {name!r} has shape {array.shape}; it must be {spec.shape}"
         )
@@ -337,7 +344,7 @@ def largest_reply(expected: Mapping[str, ArraySpec]) -> int:
     """The size in bytes of the largest reply that holds the expected arrays."""
     size = 0
     for spec in expected.values():
-        lengths = [MAX_TEXT if length is None else length for length in spec.shape]
+        lengths = [spec.most if length is None else length for length in spec.shape]
         entries = math.prod(lengths)
         size += entries * np.dtype(spec.dtype).itemsize
     return size + MAX_ENVELOPE

@@ -47,6 +47,15 @@ A transport may wait for an answer itself, and this time counts.
 """
 
 
+MAX_LINE = 1000
+"""Characters of the longest line about a message, whose sender may name things in it."""
+
+
+def shortened(line: str) -> str:
+    """A line, or the beginning of a long one."""
+    return line if len(line) <= MAX_LINE else f"{line[:MAX_LINE]}..."
+
+
 class Transport(Protocol):
     """Carries messages between the coordinator and clients.
 
@@ -187,7 +196,7 @@ class PendingExchange:
             require(not reply.cache_miss, "it says that it lacks what it was sent")
             check_content(reply, self.expected(request))
         except ValueError as error:
-            line = f"client {sender}: {error}"
+            line = shortened(f"client {sender}: {error}")
             if sender in self.open and not _is_stale(body, self.requests[sender]):
                 del self.open[sender]
                 self.refused[sender] = line
@@ -435,6 +444,7 @@ def _answer(
         else:
             refusal = Refusal.FAILED
             lines = "".join(traceback.format_exception(error)).splitlines()
+    lines = [shortened(line) for line in lines]
     what = repr(request.task) if request.task else "a message"
     log.warning(f"refused {what} of round {request.round + 1} ({refusal}): {lines[-1]}")
     for line in lines[:-1]:

@@ -167,6 +167,28 @@ def test_inputs_of_a_regression_are_decorrelated(frame, table, decorrelated):
             Preprocessing.from_json(json.dumps(damaged))
 
 
+@pytest.mark.parametrize(
+    ("damage", "line"),
+    [
+        ({"fill": "a text"}, "become 'a text', which is no number"),
+        ({"kind": "category", "fill": 1.0}, "become 1.0, which is no category"),
+        (
+            {"kind": "category", "fill": "a", "categories": ["a", "b", "a"]},
+            "a category of .* stands there twice",
+        ),
+        ({"deviation": 0.0}, "the deviation of .* is not above 0"),
+    ],
+)
+def test_a_file_of_somebody_else_says_nothing_impossible_of_a_column(
+    frame, damage, line
+):
+    content = json.loads(from_table(frame, **ROLES).preprocessing.to_json())
+    number = next(it for it in content["columns"] if it["kind"] == "number")
+    number.update(damage)
+    with pytest.raises(ValueError, match=line):
+        Preprocessing.from_json(json.dumps(content))
+
+
 def test_classes_single_inputs_and_wide_tables_stay_as_they_are(frame):
     classes = from_table(
         frame.with_columns(y=pl.Series(["a", "b"] * (N // 2))), **ROLES

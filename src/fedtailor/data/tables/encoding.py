@@ -12,6 +12,7 @@ import polars as pl
 from jaxtyping import Float
 from numpy.typing import NDArray
 
+from fedtailor._base.choice import require
 from fedtailor.data.tables.kinds import Kind
 
 OTHER = "other"
@@ -47,6 +48,19 @@ class ColumnEncoding:
     other: bool = False
     date_format: str | None = None
     unit: str = ""
+
+    def __post_init__(self) -> None:
+        # Of a file of somebody else, too.
+        is_text = isinstance(self.fill, str)
+        require(
+            is_text == (self.kind == "category"),
+            f"missing cells of {self.name!r} become {self.fill!r}, which is no {self.kind}",
+        )
+        require(
+            len(set(self.categories)) == len(self.categories),
+            f"a category of {self.name!r} stands there twice",
+        )
+        require(self.deviation > 0, f"the deviation of {self.name!r} is not above 0")
 
     @property
     def inputs(self) -> tuple[str, ...]:

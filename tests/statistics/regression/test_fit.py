@@ -10,7 +10,11 @@ import regression_reference as reference
 from fedtailor.statistics.mixed import ClientMoments, fit_mixed_model
 from fedtailor.statistics.regression import ClientRows, fit_regression
 from fedtailor.statistics.regression.fit import fit_from_sums
-from fedtailor.statistics.regression.rows import RegressionRows, sum_over
+from fedtailor.statistics.regression.rows import (
+    RegressionRequest,
+    RegressionRows,
+    sum_over,
+)
 from fedtailor.statistics.regression.sums import best_intercept, sums_of
 
 REFERENCES = json.loads(reference.HOME.read_text())
@@ -364,3 +368,26 @@ def test_sums_over_machines_do_not_depend_on_whose_rows_they_are(model):
         fit_from_sums(recorded, "ab", model)
         told.append(answers)
     assert told[0] == told[1]
+
+
+@pytest.mark.parametrize("model", GLMS)
+def test_a_row_is_added_up_in_one_order_beside_others_and_by_itself(model):
+    """The order of one row was another, which huge coefficients that cancel make large."""
+    rng = np.random.default_rng(0)
+    rows = ClientRows(rng.normal(size=(40, 13)), made(model, 40).y)
+    units = {"shift": np.zeros(13), "scale": np.ones(13), "y_units": np.array([0.0, 1])}
+    size = 1e12 * rng.choice([-1, 1], 14)
+    size[13] = -size[1:13] @ rows.x[0, :12] / rows.x[0, 12]
+    told = []
+    for owners in (np.zeros(40), np.arange(40), np.arange(40) % 3):
+        parts = [
+            RegressionRows(part, model, own_intercept=False)
+            for part in divided(rows, owners)
+        ]
+        ask = sum_over(parts, on_grid=True)
+        begin = {"kept": np.arange(13), "shared": size, **units}
+        ask(RegressionRequest("begin", arrays=begin))
+        told.append(
+            ask(RegressionRequest("step", arrays={"shared": size / 7})).tolist()
+        )
+    assert told[0] == told[1] == told[2]

@@ -161,8 +161,11 @@ def terms_of(
         coefficients: the intercept and p others.
     """
     design = np.hstack([np.ones((len(rows.x), 1)), rows.x])
-    # Not a product of matrices, which may add up a row otherwise beside other rows.
-    linear, y = (design * coefficients).sum(axis=1), rows.y
+    # One column after another: a product of matrices, or a sum over an axis, may add up a
+    # row in another order beside other rows.
+    linear, y = np.zeros(len(design)), rows.y
+    for column, coefficient in zip(design.T, coefficients, strict=True):
+        linear += column * coefficient
     # Each link is the canonical one, so that the gradient is the sum of residuals times
     # inputs, and the Hessian that of variances times squares of inputs.
     if model == "linear":

@@ -589,6 +589,14 @@ def _model(table: Mapping[str, Any]) -> Architecture:
             " linear and mlp on validation data; name what it chose (over machines a choice"
             " would cost each client both trainings)",
         )
+    if "start" in table and "start_digest" not in table:
+        # A path alone could be that of any network on a client's machine, and methods
+        # may send what clients begin with.
+        raise ConfigError(
+            ("model", "start"),
+            'in a job the file needs start_digest = "...", so that all machines have the'
+            " same one: the value of fedtailor.models.start_file(FILE, None).digest",
+        )
     return architecture_of(table, ("model",))
 
 

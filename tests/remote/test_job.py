@@ -75,7 +75,7 @@ def test_a_job_names_a_file_by_its_content(tmp_path):
         lines = ['frozen = "layers.1.bias"', f'start = "{path}"', *more]
         return job_of(tmp_path, ('use = "mlp"', "\n".join(['use = "mlp"', *lines])))
 
-    with pytest.raises(ValueError, match='the file needs start_digest = "..."'):
+    with pytest.raises(ValueError, match=r'the file needs start_digest = "..."'):
         read(file)
     with pytest.raises(ValueError, match="holds other arrays than asked for"):
         read(file, f'start_digest = "{"0" * len(digest)}"')

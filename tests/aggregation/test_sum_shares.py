@@ -13,7 +13,7 @@ from fedtailor.aggregation.sum_shares import (
     _basis,
     _share_by_program,
     largest_shares,
-    others_lengths,
+    others_hide,
 )
 
 
@@ -147,29 +147,33 @@ def test_rows_that_differ_by_less_than_a_step_are_one():
         assert found[3] == pytest.approx(share, abs=1e-6)
 
 
-@pytest.mark.parametrize(("sums", "clients"), [(1, 5), (2, 5), (3, 8)])
-def test_the_least_length_of_the_others_is_that_of_a_combination(sums, clients):
+@pytest.mark.parametrize(("sums", "clients"), [(1, 5), (2, 5), (3, 8), (40, 90)])
+def test_others_hide_a_client_if_no_combination_is_shorter(sums, clients):
+    """Without the client's column, as a singular value says."""
     rng = np.random.default_rng(sums)
-    weights = weights_of(sums, clients) * rng.uniform(1e-5, 1e-4, (sums, 1))
-    found = others_lengths(weights)
-    combinations = rng.normal(size=(20_000, sums))
-    combinations /= np.linalg.norm(combinations, axis=1, keepdims=True)
-    for client in range(clients):
-        others = np.delete(weights, client, axis=1)
-        searched = np.linalg.norm(combinations @ others, axis=1).min()
-        exact = np.linalg.svd(others, compute_uv=False)[-1]
-        assert found[client] == pytest.approx(exact, rel=1e-6)
-        assert exact - 1e-12 <= searched <= 1.5 * exact
-    # The same sum again, and one that is a combination of others, change nothing.
-    more = np.vstack([weights, weights[0], weights.sum(axis=0)])
-    np.testing.assert_allclose(others_lengths(more), found, rtol=1e-6)
-    assert (others_lengths(np.zeros((2, 3))) == np.inf).all()
+    weights = weights_of(sums, clients)
+    lengths = [
+        np.linalg.svd(np.delete(weights, client, axis=1), compute_uv=False)[-1]
+        for client in range(clients)
+    ]
+    for place in (0, clients // 2, clients - 1):
+        between = LEAST_LENGTH / np.sort(lengths)[place]
+        for near in (1 - 1e-6, 1 + 1e-6):
+            expected = np.array(lengths) * between * near >= LEAST_LENGTH
+            assert expected.sum() == clients - place - (near < 1)
+            scaled = weights * between * near
+            np.testing.assert_array_equal(others_hide(scaled), expected)
+            # The same sum again, and a combination of others, change nothing.
+            mixed = rng.dirichlet(np.ones(sums), 1) @ scaled
+            more = np.vstack([scaled, scaled[0], mixed])
+            np.testing.assert_array_equal(others_hide(more), expected)
+    assert others_hide(np.zeros((2, 3))).all()
 
 
 def test_sums_of_many_clients_and_of_groups_are_long_enough():
-    assert others_lengths(np.full((1, 16_384), 1 / 16_384)).min() >= LEAST_LENGTH
+    assert others_hide(np.full((1, 16_384), 1 / 16_384)).all()
     groups = np.kron(np.eye(4), np.full((1, 3), 1 / 3))
-    assert others_lengths(groups).min() >= LEAST_LENGTH
+    assert others_hide(groups).all()
 
 
 def test_a_chain_of_nearly_equal_sums_is_as_short_as_its_last_difference():
@@ -177,12 +181,12 @@ def test_a_chain_of_nearly_equal_sums_is_as_short_as_its_last_difference():
     close = np.full((3, 20), 0.05)
     close[:, 0] += [0, 1e-3, 2e-3]
     close[2, 1:] += 1e-6
-    assert others_lengths(close[:2]).min() < LEAST_LENGTH  # client 0 alone
+    assert not others_hide(close[:2])[0]  # client 0 alone
     for change in (close[1:], close):
-        assert others_lengths(change)[0] < LEAST_LENGTH
+        assert not others_hide(change)[0]
     apart = np.full((2, 20), 0.05)
     apart[1, ::2] += 1e-3
-    assert others_lengths(apart).min() >= LEAST_LENGTH
+    assert others_hide(apart).all()
 
 
 def test_a_further_sum_is_one_of_those_before_or_no_combination_of_them():
@@ -201,7 +205,7 @@ def test_a_further_sum_is_one_of_those_before_or_no_combination_of_them():
     close = groups.copy()
     close[0, 0] += 1e-12
     close[0, 1] -= 1e-12
-    assert others_lengths(before.with_sums(names, close).weights)[0] < LEAST_LENGTH
+    assert not others_hide(before.with_sums(names, close).weights)[0]
 
 
 def test_a_client_that_misses_a_round_is_the_difference_of_both():

@@ -13,9 +13,8 @@ import numpy as np
 
 from fedtailor.aggregation.secure_sums import MAX_SHARE, FixedPoint, SecureSums
 from fedtailor.aggregation.sum_shares import (
-    LEAST_LENGTH,
     largest_shares,
-    others_lengths,
+    others_hide,
 )
 from fedtailor.remote.sums import client as sum_client
 from fedtailor.remote.sums import server as sum_server
@@ -111,10 +110,10 @@ class _Try:
             self._add()
             if self._opened:
                 opened = np.array(self._opened)
-                lengths = others_lengths(opened)
-                assert lengths.min() >= LEAST_LENGTH * (1 - 1e-6), (
+                are_hidden = others_hide(opened * (1 + 1e-6))
+                assert are_hidden.all(), (
                     f"{self._settings}: the others of"
-                    f" {self._names[int(lengths.argmin())]} round to 0 in {self._opened}"
+                    f" {self._names[int(are_hidden.argmin())]} round to 0 in {self._opened}"
                 )
                 shares = largest_shares(opened)
                 assert shares.max() <= MAX_SHARE + 1e-6, (

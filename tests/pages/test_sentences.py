@@ -146,6 +146,13 @@ TESTED = {
             "test_counts_are_added_with_the_same_weight_of_each_client",
             "test_a_message_of_many_questions_is_refused_before_any_is_answered",
         ),
+        "does not depend on which rows one client has": (
+            "test_sums_over_machines_do_not_depend_on_whose_rows_they_are",
+            "test_a_sum_is_of_rows_that_are_rounded_whoever_has_them",
+        ),
+        "a job adds models, or the sums of boosting and a regression, and not both": (
+            "test_sums_of_training_and_of_boosting_are_of_different_jobs",
+        ),
         "add masks that do not cancel": (
             "test_clients_that_were_asked_different_things_give_no_sum",
             "test_clients_that_are_sent_different_models_give_no_sum",
@@ -167,7 +174,7 @@ TESTED = {
         ),
         "says once a job that one became too large": (
             "test_a_client_whose_updates_are_hidden_says_once_that_its_model_diverged",
-            "test_a_sum_that_is_too_large_is_said_once_a_job",
+            "test_no_prediction_makes_a_sum_too_large",
             "test_a_personal_model_shows_in_no_answer",
             "test_a_state_shows_in_no_answer",
         ),
@@ -294,7 +301,11 @@ TESTED = {
             "test_deviations_of_normal_numbers_are_right_on_average",
             "test_rounded_sums_are_near",
         ),
-        "four numbers are still far from all others": (
+        "what is too large is cut in each row": (
+            "test_what_is_asked_makes_no_number_too_large",
+            "test_sums_over_machines_do_not_depend_on_whose_rows_they_are",
+        ),
+        "eight numbers are still far from all others": (
             "test_far_rows_do_not_hide_among_rows_that_are_far_too",
             "test_no_cell_is_nearly_told_by_being_far_from_all_others",
             "test_few_far_codes_count_as_no_numbers",

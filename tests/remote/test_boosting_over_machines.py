@@ -450,11 +450,11 @@ def test_the_same_questions_without_a_client_are_not_answered(tmp_path, scope, l
 def test_counts_are_added_with_the_same_weight_of_each_client(tmp_path, monkeypatch):
     """With other weights one sum shows each client's counts, as its digits."""
     clients = Boosted(tmp_path / "job")
-    run = SecureSumServer.run
+    opened = SecureSumServer._open
     monkeypatch.setattr(
         SecureSumServer,
-        "run",
-        lambda self, weights: run(self, np.array([[8, 4, 2, 1]]) / 15),
+        "_open",
+        lambda self, weights: opened(self, np.array([[8, 4, 2, 1]]) / 15),
     )
     with pytest.raises(TooFewClients):
         clients.boost(patience=0.0)
@@ -504,8 +504,11 @@ def test_clients_that_prepare_their_tables_otherwise_give_no_sum(tmp_path):
     assert {it.task for it in replies if it.refusal} == {UNMASK}
 
 
-def test_a_sum_that_is_too_large_is_said_once_a_job(tmp_path):
-    """Else a coordinator that chooses predictions reads a target, a bit a question."""
+@pytest.mark.parametrize("size", [1e6, 1e300])
+def test_no_prediction_makes_a_sum_too_large(tmp_path, size):
+    """A client said so, once: from the prediction at which it does, how many rows there are
+    of a category and class followed.
+    """
     clients = Boosted(tmp_path / "job", REST.replace("trees = 5", "trees = 50"))
     client, plan = clients.client("a"), plan_of(clients.job)
 
@@ -527,15 +530,42 @@ def test_a_sum_that_is_too_large_is_said_once_a_job(tmp_path):
 
     assert ask(0, "a", "start") is None
     bins = {"at_0_ends": np.zeros(0), "at_0_bins": np.zeros(INPUTS, np.int64)}
-    # All that are wrong about their class have a loss of 10^6 each.
-    large = ask(
-        1, "a", "bins", "baseline", "loss", **bins, at_1_baseline=np.array([1e6])
-    )
-    assert large is Refusal.SUM_RANGE
-    for run in "ab":
-        assert ask(2 * (run == "a"), run, "start") is Refusal.SUM_RANGE
-    client = clients.client("a")  # after a restart, too
-    assert ask(0, "c", "start") is Refusal.SUM_RANGE
+    # All that are wrong about their class have a loss of so much each.
+    given = {**bins, "at_1_baseline": np.array([size])}
+    assert ask(1, "a", "bins", "baseline", "loss", **given) is None
+    assert ask(0, "b", "start") is None
+
+
+@pytest.mark.parametrize("first", ["boosting", "training"])
+def test_sums_of_training_and_of_boosting_are_of_different_jobs(tmp_path, first, lines):
+    """With the weights 1, 1, 1 and 1/2 of numbers of rows a sum of models, which are means
+    over rows, and one of boosting, which adds up rows, were one client's together.
+    """
+    clients = Boosted(tmp_path / "job")
+    plan = plan_of(clients.job)
+
+    def train(name):
+        algorithm = plan.describe(0)
+        arrays = {
+            "stream/model": plan.initial()[None],
+            "index/model": np.zeros(1, np.int32),
+        }
+        request = Request(
+            *(clients.job.identity, 0, 0, "client", name),
+            run="ab",
+            algorithm=algorithm,
+            arrays=arrays,
+        )
+        responder = clients.responders[name]
+        return decode_reply(responder(encode_request(request))).refusal
+
+    if first == "training":
+        assert train("a") is None
+        with pytest.raises(StepRefused, match="also of training in the same job"):
+            clients.boost(patience=0.0)
+    else:
+        clients.boost()
+        assert train("a") is Refusal.UNSAFE_SUM
 
 
 def test_the_same_questions_with_a_row_less_are_not_answered(tmp_path, lines):

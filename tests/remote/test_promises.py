@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from fedtailor.remote.client import round_requests
 from fedtailor.remote.client.policy import Policy
 from fedtailor.remote.client.promises import PROMISES, said
 from fedtailor.remote.client.round_requests import without_small_splits
@@ -213,8 +214,10 @@ def test_a_client_whose_updates_are_hidden_says_once_that_its_model_diverged(
         return decode_reply(client(encode_request(request))).refusal
 
     assert ask(0, 0.1) is None
-    assert ask(1, 3e38) is Refusal.DIVERGED
-    after = Refusal.DIVERGED if is_hidden else None
+    # Behind masks, models next to the largest numbers are not trained at all.
+    told = Refusal.SUM_RANGE if is_hidden else Refusal.DIVERGED
+    assert ask(1, 3e38) is told
+    after = told if is_hidden else None
     assert ask(2, 0.1) is after
     client = clients.client("a")  # started again
     assert ask(3, 0.1) is after
@@ -329,6 +332,49 @@ def test_measurements_leave_once_a_round_and_not_by_default(tmp_path):
         *(None, None, Refusal.ANSWERED),
         *(None, Refusal.ANSWERED),
     ]
+
+
+@pytest.mark.parametrize("rows", [4, 5])
+def test_an_infinite_loss_of_few_rows_is_not_told(tmp_path, rows, monkeypatch):
+    """The refusal said of a model made for it whether a cell of these rows is larger."""
+    rest = "[privacy]\nevaluate = true\n"
+    clients = Clients(tmp_path / "job", method="fedavg", rest=rest)
+    plan = plan_of(clients.job)
+    monkeypatch.setattr(round_requests, "MIN_ROWS", 10**6 if rows < 5 else 1)
+    arrays = {
+        "stream/model": np.full_like(plan.initial(), 3e38)[None],
+        "index/model": np.zeros(1, np.int32),
+    }
+    request = Request(
+        *(clients.job.identity, 1, 0, "evaluate", "a"),
+        run="ab",
+        algorithm=plan.describe(0),
+        arrays=arrays,
+    )
+    answer = answer_of(clients.client("a"), request)
+    assert answer.refusal is (None if rows < 5 else Refusal.DIVERGED)
+    assert not any(it.any() for name, it in answer.arrays.items() if "score" in name)
+
+
+@pytest.mark.parametrize("entry", [31.9, 32.1])
+def test_models_next_to_the_largest_numbers_of_sums_are_not_trained(tmp_path, entry):
+    """The round in which training went beyond them said how many rows of a category there
+    are: a step changes an entry by the rate times their share.
+    """
+    clients = Clients(tmp_path / "job", method="fedavg", rest=f"[privacy]\n{SECURE}")
+    plan = plan_of(clients.job)
+    arrays = {
+        "stream/model": np.full_like(plan.initial(), entry)[None],
+        "index/model": np.zeros(1, np.int32),
+    }
+    request = Request(
+        *(clients.job.identity, 0, 0, "client", "a"),
+        run="ab",
+        algorithm=plan.describe(0),
+        arrays=arrays,
+    )
+    answer = answer_of(clients.client("a"), request)
+    assert answer.refusal is (None if entry < 32 else Refusal.SUM_RANGE)
 
 
 def answer_of(client, request):

@@ -25,6 +25,7 @@ from fedtailor.remote.wire.messages import (
 from fedtailor.remote.wire.refusals import Refusal
 from fedtailor.remote.wire.regression import REGRESS
 from fedtailor.remote.wire.transport import Responder, TooFewClients
+from fedtailor.statistics.grid import LARGEST
 from fedtailor.statistics.regression import (
     ClientRows,
     RegressionRequest,
@@ -32,7 +33,6 @@ from fedtailor.statistics.regression import (
     fit_from_sums,
     fit_table,
 )
-from fedtailor.statistics.regression.grid import LARGEST
 from fedtailor.statistics.regression.rows import Kept, Totals, sum_over, sums_from
 from remote.jobs import NAMES, Clients
 from remote.taps import Tap

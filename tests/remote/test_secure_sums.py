@@ -25,7 +25,6 @@ from fedtailor.remote.sums import server as sum_server
 from fedtailor.remote.sums.client import SecureSumClient
 from fedtailor.remote.sums.server import SecureSumServer
 from fedtailor.remote.wire import secure_sums
-from fedtailor.remote.wire.boosting import from_vector, to_vector
 from fedtailor.remote.wire.messages import Request, check_arrays
 from fedtailor.remote.wire.refusals import Refused
 from fedtailor.remote.wire.run_log import COORDINATOR_LOG, Lines
@@ -40,6 +39,7 @@ from fedtailor.remote.wire.secure_sums import (
     neighbour_graph,
 )
 from fedtailor.remote.wire.transport import TooFewClients
+from fedtailor.statistics.grid import WORDS, counts_in_words, from_grid
 from remote.identification import jacobian, projection
 
 SETTINGS = SecureSums()
@@ -995,24 +995,42 @@ def test_a_client_counts_the_clients_whose_vectors_are_in_a_sum(unchecked):
         assert bool(told) == is_refused, (least, lost)
 
 
+def whole_sums(circle, numbers, clients, weights):
+    """The sums of whole numbers [c, n] of the clients of a circle."""
+    for name, own in zip(circle.names, numbers, strict=True):
+        words = counts_in_words(np.asarray(own))
+        circle.clients[name].hold(0, {"model": words}, equally=clients)
+    server = SecureSumServer(
+        circle.ask, circle.names, len(numbers[0]), circle.settings, words=WORDS
+    )
+    with circle.hearing():
+        opened, _, _ = server._open(weights)
+    return from_grid(opened.reshape(-1, WORDS)).tolist()
+
+
 def test_whole_numbers_are_added_with_the_same_weight_of_each(unchecked):
-    """With the weights 81, 9 and 1 a sum of counts below 9 shows each, as its digits."""
-    point, counts = FixedPoint(SETTINGS.range), np.array([[8.0], [0.0], [4.0]])
-    same = np.full((1, 3), 1 / 3)
+    """With the weights 81, 9 and 1 a sum of counts below 9 showed each, as its digits."""
+    counts, same = np.array([[8], [0], [4]]), np.full((1, 3), 1 / 3)
     for weights, clients, is_refused in (
         (np.array([[81, 9, 1]]) / 91, 91, True),
         (np.array([[81, 9, 1]]) / 91, 3, True),
-        (same, 4, True),  # residues follow from rounding
+        (same, 4, True),
         (same, 3, False),
     ):
-        circle = Circle(names=("a", "b", "c"), size=3)
-        for name, own in zip("abc", counts, strict=True):
-            vector = to_vector(own, clients, point)
-            circle.clients[name].hold(0, {"model": vector}, equally=clients)
+        circle = Circle(names=("a", "b", "c"))
         with pytest.raises(TooFewClients) if is_refused else nullcontext():
-            sums, _ = circle.run(weights)
-            assert from_vector(sums[0], point) == [12.0]
+            assert whole_sums(circle, counts, clients, weights) == [12]
         assert bool(circle.lines) == is_refused
+
+
+def test_whole_numbers_carry_into_the_next_word_also_where_clients_are_lost():
+    """Of 2^31 and 2^31 no word tells that there were two."""
+    numbers = np.array([[2**31, -1, 2**50]] * 5)
+    for lost, left in (({}, 5), ({"b": losing(VECTORS)}, 4)):
+        circle = Circle()
+        circle.lost = lost
+        found = whole_sums(circle, numbers, 5, np.full((1, 5), 0.2))
+        assert found == (left * numbers[0]).tolist()
 
 
 def test_weights_that_go_around_the_numbers_of_sums_are_refused(monkeypatch):

@@ -11,15 +11,14 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-from jaxtyping import Bool, Float, Int, UInt32
+from jaxtyping import Bool, Float, UInt32
 from numpy.typing import NDArray
 
 from fedtailor._base.choice import require
 from fedtailor.aggregation.sum_shares import (
-    LEAST_LENGTH,
     ReleasedSums,
     SumHistory,
-    others_lengths,
+    others_hide,
 )
 from fedtailor.protocol import (
     PRIVATE_STEPS,
@@ -130,8 +129,8 @@ class SecureSums:
             uplink: the transforms that clients apply to their updates.
 
         Raises:
-            ValueError: a method's server or probe needs the vectors of single clients,
-                or a transform of the uplink gives something that cannot be added.
+            ValueError: a method's server or probe needs the vectors of single clients, or
+                sums of its vectors show them, or a transform of the uplink gives something that cannot be added.
         """
         for method, _ in algorithm.phases():
             name = method.about.name
@@ -144,6 +143,11 @@ class SecureSums:
             require(
                 method.server_sees in ("sums", "nothing"),
                 f"secure_aggregation shows the server sums only{advice}",
+            )
+            require(
+                not method.sums_show_clients,
+                f"secure_aggregation would not hide {name}'s clients:"
+                f" {method.sums_show_clients}",
             )
             require(
                 self.open_probe or not method.probes,
@@ -229,21 +233,6 @@ class FixedPoint:
             f"{self.range:g}; raise sum_range of the job's [privacy]",
         )
 
-    def of_whole(
-        self, numbers: Int[np.ndarray, "..."], clients: int
-    ) -> NDArray[np.float64]:
-        """Whole numbers as a vector of which the mean over clients is exact.
-
-        Args:
-            numbers: the whole numbers.
-            clients: how many clients the mean is over, with equal weights.
-        """
-        return numbers.reshape(-1).astype(np.float64) * (clients * self.step)
-
-    def whole(self, mean: Float[np.ndarray, " n"]) -> NDArray[np.int64]:
-        """The sums of whole numbers, from the mean of the clients' vectors."""
-        return np.rint(mean / self.step).astype(np.int64)
-
     def encode(self, values: Float[np.ndarray, "..."]) -> UInt32[np.ndarray, "..."]:
         """Encode numbers within the range as multiples of the step, modulo 2^32."""
         steps = np.rint(values.astype(np.float64) / self.step).astype(np.int64)
@@ -295,10 +284,11 @@ def unsafe_combination(sums: ReleasedSums, past: bool) -> str:
             f"client {client} would be {share:.0%} of a combination of {which}, which"
             f" would not hide its vector (at most {MAX_SHARE:.0%})"
         )
-    lengths = others_lengths(sums.weights)
-    if lengths.min(initial=np.inf) >= LEAST_LENGTH:
+    are_hidden = others_hide(sums.weights)
+    if are_hidden.all():
         return ""
-    client = sums.names[int(lengths.argmin())]
+    largest = np.abs(sums.weights).max(axis=0)
+    client = sums.names[int(np.where(are_hidden, 0, largest).argmax())]
     return (
         f"in a combination of {which} the parts of all clients but {client} are so small"
         " that they round to 0, and would not hide its vector"

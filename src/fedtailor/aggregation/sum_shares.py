@@ -11,8 +11,8 @@ one sum it is |w_i| / sum_j |w_j|. It depends on the row space of W only.
 
 A share is of exact numbers. Each client rounds its part of each sum (`FixedPoint`), so the
 parts of the others hide nothing where they are shorter than a step: in a sum with small
-weights, or in the difference of two whose weights are nearly the same. `others_lengths`
-says how long they are.
+weights, or in the difference of two whose weights are nearly the same. `others_hide` says
+whether they are long enough.
 """
 
 import json
@@ -22,14 +22,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from numpy.typing import NDArray
 
 from fedtailor._base.choice import require
 from fedtailor._base.files import atomic_write
 
 TOLERANCE = 2.0**-31
-"""Smaller parts of combinations are not looked at for shares; `others_lengths` does."""
+"""Smaller parts of combinations are not looked at for shares; `others_hide` does."""
 
 SAME = 2.0**-46
 """Two rows of weights that differ by less are the same, but for rounding errors of float64.
@@ -200,27 +200,24 @@ def _are_repeated(weights: Float[np.ndarray, "s c"], independent: list[int]) -> 
     )
 
 
-def others_lengths(weights: Float[np.ndarray, "s c"]) -> Float[np.ndarray, " c"]:
-    """For each client [c] the least length of the others' weights in any combination.
+def others_hide(weights: Float[np.ndarray, "s c"]) -> Bool[np.ndarray, " c"]:
+    """For each client [c] whether the others hide its rounded part in every combination.
 
-    It is min over a of |(a . w_j) for j != i| / |a|, the smallest singular value of the
-    weights without the column of client i; rows that are combinations of others are left
-    out first, as the same numbers are added in them. Infinite if there is no sum.
+    They do if their length, min over a of |(a . w_j) for j != i| / |a|, is `LEAST_LENGTH`
+    or more. It is the smallest singular value of the weights without the column of client
+    i; rows that are combinations of others are left out first, as the same numbers are
+    added in them. With G = W W', no squared singular value is below t if G - w_i w_i' - t I
+    has no negative eigenvalue: if G - t I has none, and w_i' (G - t I)^-1 w_i <= 1.
 
     Args:
         weights: weight of each client in each sum.
     """
-    rows = weights[_independent(weights)]
-    if not len(rows):
-        return np.full(weights.shape[1], np.inf)
-    products = rows @ rows.T
-    squares = (rows**2).sum(axis=0)
-    # Without a column no squared singular value falls by more than the column's square.
-    lengths = np.linalg.eigvalsh(products)[0] - squares
-    for client in np.flatnonzero(lengths < LEAST_LENGTH**2):
-        own = rows[:, client]
-        lengths[client] = np.linalg.eigvalsh(products - np.outer(own, own))[0]
-    return np.sqrt(np.maximum(lengths, 0.0))
+    rows, least = weights[_independent(weights)], LEAST_LENGTH**2
+    sizes, directions = np.linalg.eigh(rows @ rows.T)
+    if sizes.min(initial=np.inf) <= least:
+        return np.zeros(weights.shape[1], bool)
+    parts = (directions.T @ rows) ** 2 / (sizes - least)[:, np.newaxis]
+    return parts.sum(axis=0) <= 1
 
 
 @dataclass
@@ -304,8 +301,8 @@ class SumHistory:
     """The sums that a server may combine, by the vectors that they add.
 
     Sums of different vectors of a client may be combined, too: one vector often follows
-    from another. What SCAFFOLD's clients send in addition to their models is the change of these,
-    times a number that the server knows; two models that begin alike stay alike.
+    from another: two models that begin alike stay alike. (One that is another times a
+    number of the client's own is refused, see `Algorithm.sums_show_clients`.)
 
     A client knows the sums that it has a part in. So that some client knows all that may
     be combined, the clients of each sum are among those of the one before, and more than

@@ -119,6 +119,16 @@ class SCAFFOLD(Algorithm):
             " least",
         )
 
+    @property
+    def sums_show_clients(self) -> str:
+        if self.option == "I" or self.sgd.steps is not None:
+            return ""
+        return (
+            "its control is the change of its model by its number of steps, so that two"
+            ' sums show a client whose number is another: say option = "I", or a number of'
+            " steps in sgd instead of epochs"
+        )
+
     def numbers_per_round(self, model: ModelParts) -> int:
         return 2 * model.size
 

@@ -142,6 +142,16 @@ class Algorithm:
         """
         return 1
 
+    @property
+    def sums_show_clients(self) -> str:
+        """Why sums of several vectors, which hide each client by themselves, show one
+        together, with these settings; empty if they do not.
+
+        They do if one vector is another times a number of the client's own: both sums may
+        have the same weights, and a combination of them then has others.
+        """
+        return ""
+
     def numbers_per_round(self, model: ModelParts) -> int:
         """How many numbers a client sends in a round, at most (a few single numbers
         need not be counted). It says so before it trains.

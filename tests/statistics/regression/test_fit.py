@@ -343,3 +343,24 @@ def test_an_own_intercept_is_the_best_one(model, size):
     for away in (-0.1, 0.1):
         other = sums_of(rows, model, np.append(best + away, slopes))
         assert other.log_likelihood < sums.log_likelihood
+
+
+@pytest.mark.parametrize("model", GLMS)
+def test_sums_over_machines_do_not_depend_on_whose_rows_they_are(model):
+    """Before, clients rounded their sums: the last digits were the smallest client's."""
+    rows, told = made(model), []
+    for owners in (np.arange(90) % 4, np.repeat(np.arange(4), [50, 30, 9, 1])):
+        parts = [
+            RegressionRows(part, model, own_intercept=False)
+            for part in divided(rows, owners)
+        ]
+        ask, answers = sum_over(parts, on_grid=True), []
+
+        def recorded(request, ask=ask, answers=answers):
+            answer = ask(request)
+            answers.append(answer.tolist())
+            return answer
+
+        fit_from_sums(recorded, "ab", model)
+        told.append(answers)
+    assert told[0] == told[1]

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtailor.aggregation.secure_sums import FixedPoint
 from fedtailor.data.federation import Federation
 from fedtailor.engine.storage.personal_model import PersonalModel
 from fedtailor.remote.client.steps import StepsClient
@@ -21,7 +20,6 @@ from fedtailor.remote.wire.boosting import (
     Step,
     most_steps,
     read_steps,
-    to_vector,
 )
 from fedtailor.remote.wire.refusals import Refusal, refuse_unless
 from fedtailor.statistics.boosting import (
@@ -35,6 +33,7 @@ from fedtailor.statistics.boosting import (
 from fedtailor.statistics.boosting.bins import BISECTIONS
 from fedtailor.statistics.boosting.federated import boosting_rows
 from fedtailor.statistics.boosting.tree import Move, most_at_once, most_splits
+from fedtailor.statistics.grid import WORDS
 
 _NEEDS = {
     "counts": ("start",),
@@ -75,12 +74,11 @@ class BoostingClient(StepsClient[BoostingRequest | Step]):
             BOOST,
             "boosting",
             most_steps(plan.boosting.settings, self._outputs),
-            FixedPoint(plan.sums.range),
         )
         self._begin()
 
     def _begin(self) -> None:
-        self._rows: BoostingRows = boosting_rows(self._federation, 0)
+        self._rows: BoostingRows = boosting_rows(self._federation, 0, on_grid=True)
         self._done: set[str] = set()
         self._thresholds: list[NDArray[np.float64]] = []
         self._baseline: NDArray[np.float64] = np.zeros(self._outputs)
@@ -97,10 +95,7 @@ class BoostingClient(StepsClient[BoostingRequest | Step]):
             plain, arrays, self._inputs, self._outputs, self._boosting.settings
         )
 
-    def _to_vector(self, answer: NDArray[np.float64]) -> NDArray[np.float64]:
-        return to_vector(answer, self.clients, self._fixed_point)
-
-    def _take(self, step: BoostingRequest | Step) -> NDArray[np.float64] | None:
+    def _take(self, step: BoostingRequest | Step) -> NDArray[np.uint32] | None:
         why = self._out_of_order(step)
         refuse_unless(
             not why, Refusal.MALFORMED, f"a step of boosting ({step.kind}) {why}"
@@ -128,7 +123,7 @@ class BoostingClient(StepsClient[BoostingRequest | Step]):
         if step.kind == "loss":
             self._measured = len(self._trees)
         answer = self._rows.answer(step)
-        return answer if step.kind in SUMMED else None
+        return answer.reshape(-1, WORDS) if step.kind in SUMMED else None
 
     def _out_of_order(self, step: BoostingRequest | Step) -> str:
         """Why a step cannot come now, in words; empty if it can.

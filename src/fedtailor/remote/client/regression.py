@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtailor.aggregation.secure_sums import FixedPoint
 from fedtailor.remote.client.steps import StepsClient
 from fedtailor.remote.job.plan import Plan
 from fedtailor.remote.job.regression import ClientDesign
 from fedtailor.remote.wire.refusals import Refusal, refuse_unless, refusing
-from fedtailor.remote.wire.regression import REGRESS, read_question, to_vector
+from fedtailor.remote.wire.regression import REGRESS, read_question
 from fedtailor.statistics.regression import (
     MOST_QUESTIONS,
     RegressionRequest,
@@ -41,8 +40,7 @@ class RegressionClient(StepsClient[RegressionRequest]):
     def __init__(self, plan: Plan, design: ClientDesign) -> None:
         assert plan.regression is not None and plan.sums is not None
         self._regression, self._design = plan.regression, design
-        fixed_point = FixedPoint(plan.sums.range)
-        super().__init__(REGRESS, "the regression", MOST_QUESTIONS, fixed_point)
+        super().__init__(REGRESS, "the regression", MOST_QUESTIONS)
         self._begin()
 
     def _begin(self) -> None:
@@ -60,7 +58,7 @@ class RegressionClient(StepsClient[RegressionRequest]):
     ) -> list[RegressionRequest]:
         return [read_question(dict(plain), arrays, self._design.rows.x.shape[1])]
 
-    def _take(self, step: RegressionRequest) -> NDArray[np.float64]:
+    def _take(self, step: RegressionRequest) -> NDArray[np.uint32]:
         refuse_unless(
             self._before in _FOLLOWS[step.kind],
             Refusal.MALFORMED,
@@ -90,7 +88,4 @@ class RegressionClient(StepsClient[RegressionRequest]):
         )
         self._before = step.kind
         with refusing(Refusal.SUM_RANGE):
-            return self._rows.answer(step)
-
-    def _to_vector(self, answer: NDArray[np.float64]) -> NDArray[np.float64]:
-        return to_vector(answer, self.clients, self._fixed_point)
+            return self._rows.words(step)

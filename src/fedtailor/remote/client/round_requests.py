@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -206,6 +206,8 @@ class RoundHandler:
             self._take_step(request)
             return {}
         self._account.check(request)
+        if task == "client":
+            self._check_models(request)
         algorithm = self._plan.phase(phase)
         answers = self._run(request, algorithm)
         # What is sent as it is, and what is held for a sum.
@@ -214,6 +216,9 @@ class RoundHandler:
         if task == "evaluate":
             scores = named(on_host(answers.output), "scores")
             sent = without_small_splits({name: it[0] for name, it in scores.items()})
+            # Of a split that is not told nothing is, not even that it is infinite.
+            if not _is_finite(sent):
+                self._refuse_diverged(request)
         elif request.reply:
             sent = {
                 f"update/{it}": rows.host()[0] for it, rows in answers.update.items()
@@ -251,21 +256,33 @@ class RoundHandler:
         *,
         asked: str,
     ) -> None:
-        """Hold vectors for sums, which are of the same rows in all runs of a job.
+        """Hold vectors for sums, which are of the same rows in all runs of a job, and of
+        rounds of training or of steps.
 
         With a row more or less, the difference of two sums of all clients would be that
-        row's part.
+        row's part. And steps add up rows, training adds models that are means over rows:
+        a client's part of one kind is its part of the other times its number of rows, and
+        sums with the same weights would hide less together than by themselves.
         """
         assert self._sum_client is not None
-        path, rows = self._store.directory / SUMMED_ROWS, self._all_rows
+        path, of_steps = self._store.directory / SUMMED_ROWS, " steps"
+        rows = self._all_rows + (of_steps if scope else "")
         if not path.exists():
             with atomic_write(path) as temporary:
                 temporary.write_text(rows, "utf-8")
+        known = path.read_text("utf-8")
         refuse_unless(
-            path.read_text("utf-8") == rows,
+            known.removesuffix(of_steps) == self._all_rows,
             Refusal.UNSAFE_SUM,
             "its rows differ from those with which it took part in sums of this job;"
             " start it with those rows, or take part in a new job, with another seed",
+        )
+        refuse_unless(
+            known == rows,
+            Refusal.UNSAFE_SUM,
+            "it took part in sums of training in this job, or of boosting or a regression,"
+            " and is asked for those of the other kind; these need a job of their own, with"
+            " another seed",
         )
         self._sum_client.hold(
             request.round,
@@ -399,6 +416,27 @@ class RoundHandler:
                 " takes part in a new job, such as one with a lower learning rate",
             )
 
+    def _check_models(self, request: Request) -> None:
+        """Check that what is trained is far from the largest numbers of sums.
+
+        From a model next to them, the round in which training goes beyond would say how
+        many rows of a category there are. This says nothing about the rows.
+
+        Raises:
+            Refused: it is not.
+        """
+        if self._plan.sums is None or not request.reply:
+            return
+        most = self._plan.sums.range / 2
+        for name, array in request.arrays.items():
+            is_model = name.startswith("stream/") and array.dtype.kind == "f"
+            refuse_unless(
+                not is_model or bool((np.abs(array) <= most).all()),
+                Refusal.SUM_RANGE,
+                f"it is sent a model with an entry beyond {most:g}, half of sum_range of"
+                " the job's [privacy], which has to be larger",
+            )
+
     def _description(self, phase: int) -> str:
         """What a request of a phase has to say about the method, as JSON."""
         if phase not in self._descriptions:
@@ -525,19 +563,14 @@ class RoundHandler:
             uplink=plan.uplink if task == "client" else (),
             received_through=plan.downlink,
             metrics=plan.metrics if task == "evaluate" else (),
-            unchecked=stays,
+            unchecked=stays or task == "evaluate",
         )
         try:
             answers = executor.exchange(exchange).require_finite()
             if stays and request.reply and not _is_finite(answers.update):
                 raise Diverged(executor.seen.names[0], request.round)
         except Diverged:
-            # This, too, says something about the rows, once for each round and task.
-            self._account.record(request, without_noise=True)
-            raise Refused(
-                Refusal.DIVERGED,
-                f"the model became NaN or infinite in round {request.round + 1}",
-            ) from None
+            self._refuse_diverged(request)
         except (LookupError, TypeError, ValueError) as error:
             # The method's function was given arrays that it does not take, or not given
             # one that it needs.
@@ -550,6 +583,16 @@ class RoundHandler:
             self._log.warning("its state became NaN or infinite; the one before stays")
             return replace(answers, states=states)
         return answers
+
+    def _refuse_diverged(self, request: Request) -> NoReturn:
+        """Say that a number became too large, which says something about the rows, too:
+        once for each round and task.
+        """
+        self._account.record(request, without_noise=True)
+        raise Refused(
+            Refusal.DIVERGED,
+            f"the model became NaN or infinite in round {request.round + 1}",
+        ) from None
 
     def _state(self, request: Request, algorithm: Algorithm) -> Any:
         """The state that a request starts from, with a leading client axis [1, ...]."""

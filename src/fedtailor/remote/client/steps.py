@@ -9,14 +9,13 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtailor.aggregation.secure_sums import MIN_CLIENTS, FixedPoint
+from fedtailor.aggregation.secure_sums import MAX_CLIENTS, MIN_CLIENTS
 from fedtailor.engine.storage.personal_model import PersonalModel
 from fedtailor.remote.client.account import digest_of
 from fedtailor.remote.wire.messages import Request
 from fedtailor.remote.wire.refusals import Refusal, refuse_unless, refusing
 from fedtailor.remote.wire.request_kind import CLIENTS
 from fedtailor.remote.wire.wire import common_digest
-from fedtailor.statistics.boosting.grid import MOST_CLIENTS
 
 T = TypeVar("T")
 
@@ -31,7 +30,6 @@ class StepsClient(ABC, Generic[T]):
         key: under which a step stands in a request.
         what: the steps are of, in words.
         most_steps: the most steps of a run.
-        fixed_point: of the sums.
 
     Attributes:
         most_steps: the most steps of a run.
@@ -40,21 +38,18 @@ class StepsClient(ABC, Generic[T]):
         asked: digest of all steps of the run so far.
     """
 
-    def __init__(
-        self, key: str, what: str, most_steps: int, fixed_point: FixedPoint
-    ) -> None:
+    def __init__(self, key: str, what: str, most_steps: int) -> None:
         self.key, self.what, self.most_steps = key, what, most_steps
-        self._fixed_point = fixed_point
         self._run, self._step, self._digest = "", -1, ""
-        self._vector: NDArray[np.float64] | None = None
+        self._vector: NDArray[np.uint32] | None = None
         self.clients, self.asked = 0, ""
         self.own: PersonalModel | None = None
 
-    def __call__(self, request: Request) -> NDArray[np.float64] | None:
+    def __call__(self, request: Request) -> NDArray[np.uint32] | None:
         """Take a step; one that was taken before is not taken again.
 
         Returns:
-            The vector of its sum; None if it asks for none.
+            The words [n, w] of whole numbers that are added; None if it asks for no sum.
 
         Raises:
             Refused: the step is not well formed, or not the next one of its run.
@@ -77,9 +72,9 @@ class StepsClient(ABC, Generic[T]):
         with refusing(Refusal.MALFORMED):
             steps = self._read(plain, request.arrays)
         refuse_unless(
-            type(clients) is int and MIN_CLIENTS <= clients <= MOST_CLIENTS,
+            type(clients) is int and MIN_CLIENTS <= clients <= MAX_CLIENTS,
             Refusal.UNSAFE_SUM,
-            f"{self.what} adds over {MIN_CLIENTS} to {MOST_CLIENTS} clients, not"
+            f"{self.what} adds over {MIN_CLIENTS} to {MAX_CLIENTS} clients, not"
             f" {clients!r}",
         )
         assert isinstance(clients, int)
@@ -90,10 +85,9 @@ class StepsClient(ABC, Generic[T]):
         # From here on the rows move: a step that fails is not taken for a second time.
         self._step, self._digest, self._vector = request.round, digest, None
         answers = [self._take(step) for step in steps]
-        numbers = [answer.reshape(-1) for answer in answers if answer is not None]
+        numbers = [answer for answer in answers if answer is not None]
         if numbers:
-            with refusing(Refusal.SUM_RANGE):
-                self._vector = self._to_vector(np.concatenate(numbers))
+            self._vector = np.concatenate(numbers)
         return self._vector
 
     @abstractmethod
@@ -111,17 +105,9 @@ class StepsClient(ABC, Generic[T]):
         """
 
     @abstractmethod
-    def _take(self, step: T) -> NDArray[np.float64] | None:
-        """Take one step; returns the answer if it is summed.
+    def _take(self, step: T) -> NDArray[np.uint32] | None:
+        """Take one step; returns the words [n, w] of the answer if it is summed.
 
         Raises:
-            Refused: it cannot come now.
-        """
-
-    @abstractmethod
-    def _to_vector(self, answer: NDArray[np.float64]) -> NDArray[np.float64]:
-        """An answer as the vector of which masks hide the mean over clients.
-
-        Raises:
-            ValueError: a number is too large.
+            Refused: it cannot come now, or a number is too large.
         """

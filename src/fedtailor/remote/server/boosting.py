@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from fedtailor._base.choice import require
 from fedtailor._base.files import private_folder, publish
 from fedtailor._base.printable import join_names
-from fedtailor.aggregation.secure_sums import MIN_CLIENTS
+from fedtailor.aggregation.secure_sums import MAX_CLIENTS, MIN_CLIENTS
 from fedtailor.engine.storage import PersonalModel
 from fedtailor.engine.storage.export import export_models
 from fedtailor.remote.job.examples import template_of
@@ -24,7 +24,6 @@ from fedtailor.remote.wire.boosting import (
     HALVINGS,
     SUMMED,
     expected_size,
-    from_vector,
     plain_end,
     plain_steps,
 )
@@ -39,7 +38,7 @@ from fedtailor.statistics.boosting import (
     save_boosted,
     save_progress,
 )
-from fedtailor.statistics.boosting.grid import LARGEST, LIMBS, MOST_CLIENTS
+from fedtailor.statistics.grid import WORDS, from_grid
 
 FOLDER = "boosted"
 """Directory of the shared trees, within that of the federation."""
@@ -97,12 +96,10 @@ def boost_clients(
     assert job.boosting is not None
     check_place(directory, resume=resume)
     require(
-        MIN_CLIENTS <= len(rows) <= MOST_CLIENTS,
-        f"boosting adds over {MIN_CLIENTS} to {MOST_CLIENTS} clients, and {len(rows)} are"
+        MIN_CLIENTS <= len(rows) <= MAX_CLIENTS,
+        f"boosting adds over {MIN_CLIENTS} to {MAX_CLIENTS} clients, and {len(rows)} are"
         " ready",
     )
-    total = sum(int(counts[0]) for counts in rows.values())
-    require(total < LARGEST, f"boosting adds up to {LARGEST:g} rows, not {total:,}")
     origin = {"job": job.identity, "clients": sorted(rows)}
     under_way = directory.parent / UNDER_WAY
     progress = _progress(under_way, origin) if resume else None
@@ -236,8 +233,7 @@ class _Machines:
             expected_size(it, self._inputs, self._classes, self._width) for it in asked
         ]
         sizes = [int(np.prod(shape)) for shape in shapes]
-        mean = self._steps.sum(plain, arrays, sum(sizes) * LIMBS)
-        numbers = from_vector(mean, self._steps.fixed_point)
+        numbers = from_grid(self._steps.sum(plain, arrays, sum(sizes), WORDS))
         parts = np.split(numbers, np.cumsum(sizes)[:-1])
         found = [it.reshape(shape) for it, shape in zip(parts, shapes, strict=True)]
         if len(found) > 1:

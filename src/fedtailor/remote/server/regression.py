@@ -8,15 +8,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtailor._base.choice import require
-from fedtailor.aggregation.secure_sums import MIN_CLIENTS
+from fedtailor.aggregation.secure_sums import MAX_CLIENTS, MIN_CLIENTS
 from fedtailor.remote.job.job import Job
 from fedtailor.remote.job.regression import design_names
 from fedtailor.remote.job.statistics import Statistics
 from fedtailor.remote.keys.secret import run_identity
 from fedtailor.remote.server.steps import StepsServer
-from fedtailor.remote.wire.regression import REGRESS, from_vector, plain_question
+from fedtailor.remote.wire.regression import REGRESS, plain_question
 from fedtailor.remote.wire.transport import TooFewClients, Transport
-from fedtailor.statistics.boosting.grid import MOST_CLIENTS
+from fedtailor.statistics.grid import WORDS, from_grid
 from fedtailor.statistics.regression import (
     Fitted,
     Regression,
@@ -24,7 +24,6 @@ from fedtailor.statistics.regression import (
     answer_size,
     fit_from_sums,
 )
-from fedtailor.statistics.regression.grid import PARTS
 
 
 def fit_clients(
@@ -60,8 +59,8 @@ def fit_clients(
     )
     assert job.regression is not None
     require(
-        MIN_CLIENTS <= len(names) <= MOST_CLIENTS,
-        f"a regression adds over {MIN_CLIENTS} to {MOST_CLIENTS} clients, and"
+        MIN_CLIENTS <= len(names) <= MAX_CLIENTS,
+        f"a regression adds over {MIN_CLIENTS} to {MAX_CLIENTS} clients, and"
         f" {len(names)} are ready",
     )
     design, settings = design_names(job.schema), job.regression
@@ -77,8 +76,7 @@ def fit_clients(
         shared = len(request.arrays["shared"]) if request.kind == "begin" else shared
         size = answer_size(request, len(design.names), shared)
         arrays = {name: np.asarray(it) for name, it in request.arrays.items()}
-        mean = steps.sum(plain_question(request), arrays, size * PARTS)
-        return from_vector(mean, steps.fixed_point)
+        return from_grid(steps.sum(plain_question(request), arrays, size, WORDS))
 
     try:
         fitted = fit_from_sums(

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtailor.aggregation.secure_sums import FixedPoint
 from fedtailor.aggregation.sum_shares import SumHistory
 from fedtailor.remote.job.job import Job
 from fedtailor.remote.job.plan import plan_of
@@ -35,8 +34,8 @@ PAUSE_S = 1.0
 _MEANT = {
     Refusal.NO_STATE: "it was started again meanwhile, and has lost the steps before",
     Refusal.UNSAFE_SUM: (
-        "the sum would not hide its rows, alone or beside those that it has confirmed;"
-        " make a new job (with another seed)"
+        "the sum would not hide its rows, alone or beside those that it has confirmed,"
+        " also of training in the same job; make a new job (with another seed)"
     ),
 }
 """What codes mean of a step, where that is not what they mean of a round."""
@@ -74,7 +73,6 @@ class StepsServer:
 
     Attributes:
         model: of the job, bound.
-        fixed_point: of the sums.
     """
 
     def __init__(
@@ -89,7 +87,7 @@ class StepsServer:
     ) -> None:
         plan = plan_of(job, statistics)
         assert plan.sums is not None
-        self.model, self.fixed_point = plan.model, FixedPoint(plan.sums.range)
+        self.model = plan.model
         self._key, self._job, self._transport = key, job, transport
         self._names, self._run, self._patience = tuple(names), run, patience
         self._description, self._sums = plan.describe(0), plan.sums
@@ -98,17 +96,22 @@ class StepsServer:
         self._step, self._exchange = 0, 0
 
     def sum(
-        self, step: Mapping[str, Any], arrays: Mapping[str, np.ndarray], size: int
-    ) -> NDArray[np.float64]:
+        self,
+        step: Mapping[str, Any],
+        arrays: Mapping[str, np.ndarray],
+        size: int,
+        words: int,
+    ) -> NDArray[np.uint32]:
         """Have all clients take a step, and add up their answers behind masks.
 
         Args:
             step: what stands under the key, without the number of clients.
             arrays: those of the step.
-            size: the length of the vectors.
+            size: how many whole numbers an answer has.
+            words: of each number.
 
         Returns:
-            The mean of the vectors.
+            Their sums [n, words].
 
         Raises:
             TooFewClients: a client did not answer for so long, or refused for good.
@@ -116,7 +119,9 @@ class StepsServer:
         step = {**step, CLIENTS: len(self._names)}
         asked_of_all = {**self._description, self._key: step}
         self._asked = common_digest(asked_of_all, arrays, self._asked)
-        found = self._until_all_answer(partial(self._try_sum, step, arrays, size))
+        found = self._until_all_answer(
+            partial(self._try_sum, step, arrays, size, words)
+        )
         self._step += 1
         return found
 
@@ -159,8 +164,12 @@ class StepsServer:
             raise TooFewClients("a client did not take the last step")
 
     def _try_sum(
-        self, step: Mapping[str, Any], arrays: Mapping[str, np.ndarray], size: int
-    ) -> NDArray[np.float64]:
+        self,
+        step: Mapping[str, Any],
+        arrays: Mapping[str, np.ndarray],
+        size: int,
+        words: int,
+    ) -> NDArray[np.uint32]:
         count = len(self._names)
         server = SecureSumServer(
             partial(self._run_stage, step, arrays),
@@ -172,11 +181,12 @@ class StepsServer:
             round=self._step,
             asked=self._asked,
             vector=(self._key, None),
+            words=words,
         )
-        sums, _ = server.run(np.full((1, count), 1 / count))
+        total = server.add_whole()
         if len(server.remaining) < count:
             raise TooFewClients("a client was lost while a sum was unmasked")
-        return sums[0]
+        return total
 
     def _run_stage(
         self,

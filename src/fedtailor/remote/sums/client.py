@@ -28,12 +28,12 @@ from fedtailor.aggregation.secure_sums import (
     unsafe_combination,
 )
 from fedtailor.aggregation.sum_shares import (
-    LEAST_LENGTH,
     ReleasedSums,
     SumHistory,
-    others_lengths,
+    others_hide,
     share_of,
 )
+from fedtailor.aggregation.whole_numbers import add_words, negative_words
 from fedtailor.remote.sums.masks import (
     CIPHERTEXT_BYTES,
     CODE_BYTES,
@@ -182,9 +182,10 @@ class SecureSumClient:
             run: identity of the run.
             scope: name of what all sums of which, in all rounds and runs, may be
                 combined; empty = as the settings say (`SecureSums.scope`).
-            equally: the sum is over so many clients, and all have the same weight; None
-                = the coordinator says the weights. Of whole numbers a sum with weights
-                such as 81, 9 and 1 shows each one, as its digits.
+            equally: vectors are whole numbers [n, words] of `whole_numbers`, and the sum
+                is that of so many clients; None = the coordinator says the weights. Of
+                whole numbers a sum with weights such as 81, 9 and 1 shows each one, as
+                its digits.
             asked: digest of what all clients of the sum were asked. The masks of clients
                 that were asked different things do not cancel: of some the answer could
                 be known, and a sum with theirs would show that of the others.
@@ -469,13 +470,16 @@ class SecureSumClient:
         check_size(len(weights) * session.vector.size * 8)
         session.columns, session.weights = columns, weights
         self._check_hidden(session, session.neighbours_in(~surviving))
-        fixed_point = FixedPoint(self._settings.range)
-        with refusing(Refusal.SUM_RANGE):
-            fixed_point.check(session.vector)
-        vector = session.vector.reshape(-1).astype(np.float64)
-        own = weights[:, columns.index(self._client)]
-        masked = np.stack([fixed_point.encode(weight * vector) for weight in own])
-        masked += expand_mask(session.self_mask_seed, masked.shape)
+        if self._equally is None:
+            words = 1
+            masked = self._encoded(
+                session.vector, weights[:, columns.index(self._client)]
+            )
+        else:
+            words = session.vector.shape[-1]
+            masked = session.vector.reshape(1, -1)
+        self_mask = expand_mask(session.self_mask_seed, masked.shape)
+        masked = add_words(masked, self_mask, words)
         session.named = mask_session(
             session.name, session.vector_name, session.columns, weights, self._asked
         )
@@ -493,14 +497,16 @@ class SecureSumClient:
                     f"the share of client {other} cannot be read: {error}",
                 ) from None
             session.shares[other] = shares[:SECRET_BYTES], shares[SECRET_BYTES:]
-            masked += pairwise_mask(
+            mask = pairwise_mask(
                 session.mask_keys,
                 session.public_mask_keys[other],
                 session.named,
                 self._client,
                 other,
                 masked.shape,
+                words,
             )
+            masked = add_words(masked, mask, words)
         # A vector is sent once: the difference of two sums over almost the same clients
         # could reveal it.
         self._vectors = {
@@ -509,6 +515,16 @@ class SecureSumClient:
             if vector is not session.vector
         }
         return {"masked": masked}
+
+    def _encoded(
+        self, vector: np.ndarray, weights: np.ndarray
+    ) -> UInt32[np.ndarray, "s n"]:
+        """A vector times weights [s], as numbers that are added."""
+        fixed_point = FixedPoint(self._settings.range)
+        with refusing(Refusal.SUM_RANGE):
+            fixed_point.check(vector)
+        numbers = vector.reshape(-1).astype(np.float64)
+        return np.stack([fixed_point.encode(weight * numbers) for weight in weights])
 
     def _check_hidden(
         self, session: _Session, absent: Collection[str]
@@ -581,7 +597,7 @@ class SecureSumClient:
                 f" (at most {MAX_SHARE:.0%})",
             )
             refuse_unless(
-                others_lengths(known)[own] >= LEAST_LENGTH,
+                others_hide(known)[own],
                 Refusal.UNSAFE_SUM,
                 "in a combination of these and earlier sums the parts of the other"
                 " clients whose keys it has are so small that they round to 0, and would"
@@ -707,6 +723,7 @@ def pairwise_mask(
     client: str,
     other: str,
     shape: tuple[int, ...],
+    words: int,
 ) -> UInt32[np.ndarray, "..."]:
     """The mask that a client adds to its vectors for one of its neighbours.
 
@@ -720,9 +737,10 @@ def pairwise_mask(
         client: name of the client that adds the mask.
         other: name of its neighbour.
         shape: shape of the client's vectors, [s, n].
+        words: see `add_words`.
     """
     mask = expand_mask(keys.agree_on_key(other_key, f"mask {session}"), shape)
-    return mask if client < other else np.negative(mask)
+    return mask if client < other else negative_words(mask, words)
 
 
 def _associated_text(session: str, sender: str, recipient: str) -> str:

@@ -11,6 +11,7 @@ import random
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from fedtailor.aggregation.secure_sums import (
     unsafe_sums,
 )
 from fedtailor.aggregation.sum_shares import SumHistory
+from fedtailor.aggregation.whole_numbers import add_words, negative_words
 from fedtailor.protocol import Sums
 from fedtailor.remote.sums.client import mask_session, pairwise_mask
 from fedtailor.remote.sums.masks import (
@@ -157,6 +159,7 @@ class SecureSumServer:
         round: the round under which the history keeps the sums.
         asked: digest of what all clients were asked (`SecureSumClient.hold`).
         vector: the kind of vector that all clients add, and its number among several.
+        words: of a whole number, that `add_whole` adds; 1 = vectors hold numbers.
 
     Attributes:
         remaining: the clients whose vectors are in the sums, from when clients confirm
@@ -176,10 +179,11 @@ class SecureSumServer:
         round: int = 0,
         asked: str = "",
         vector: tuple[str, int | None] = ("model", None),
+        words: int = 1,
     ) -> None:
-        self._vector = vector
+        self._vector, self._words = vector, words
         self._run_stage, self._names = run_stage, tuple(names)
-        self._size, self._settings, self._digest = size, settings, asked
+        self._size, self._settings, self._digest = size * words, settings, asked
         self._minimum = max(minimum, MIN_CLIENTS)
         self._max_neighbours = neighbours
         self._history = SumHistory("run") if history is None else history
@@ -218,6 +222,39 @@ class SecureSumServer:
                 vector and its confirmation; nothing has been unmasked.
             ValueError: every sum, or a combination of them, would reveal the vector of
                 one client.
+        """
+        opened, scaled, is_safe = self._open(weights)
+        total = FixedPoint(self._settings.range).decode(opened)
+        # Rescale each sum from its surviving weights to the weights asked for.
+        surviving = np.isin(self._names, self.remaining)
+        remaining = np.abs(np.where(surviving, scaled, 0.0)).sum(axis=1)
+        requested = np.abs(weights[is_safe]).sum(axis=1)
+        scale = np.zeros_like(remaining)
+        np.divide(requested, remaining, out=scale, where=remaining > 0)
+        sums = np.zeros((len(weights), self._size))
+        sums[is_safe] = total * scale[:, None]
+        available = np.zeros(len(weights), bool)
+        available[is_safe] = remaining > 0
+        return sums, available
+
+    def add_whole(self) -> UInt32[np.ndarray, "n words"]:
+        """Add the clients' whole numbers, of those that remain.
+
+        Raises:
+            TooFewClients, ValueError: see `run`.
+        """
+        count = len(self._names)
+        opened, _, _ = self._open(np.full((1, count), 1 / count))
+        return opened.reshape(-1, self._words)
+
+    def _open(
+        self, weights: Float[np.ndarray, "s c"]
+    ) -> tuple[UInt32[np.ndarray, "r n"], Float[np.ndarray, "r c"], NDArray[np.bool_]]:
+        """Have the clients mask, confirm and open sums.
+
+        Returns:
+            The sums that would hide each client, as they are added, with the weights with
+            which clients were asked; and which of all sums [s] these are.
         """
         shares = self._share_keys(self._advertise_keys())
         surviving = self._survivors(shares)
@@ -260,18 +297,7 @@ class SecureSumServer:
         together = self._earlier.with_sums(self._names, arrived)
         self._history.record(self._round, list(self._vector), together, self.remaining)
         codes = self._confirm(masked)
-        opened = self._unmask(masked, shares, codes)
-        total = FixedPoint(self._settings.range).decode(opened)
-        # Rescale each sum from its surviving weights to the weights asked for.
-        remaining = np.abs(np.where(surviving, scaled, 0.0)).sum(axis=1)
-        requested = np.abs(weights[is_safe]).sum(axis=1)
-        scale = np.zeros_like(remaining)
-        np.divide(requested, remaining, out=scale, where=remaining > 0)
-        sums = np.zeros((len(weights), self._size))
-        sums[is_safe] = total * scale[:, None]
-        available = np.zeros(len(weights), bool)
-        available[is_safe] = remaining > 0
-        return sums, available
+        return self._unmask(masked, shares, codes), scaled, is_safe
 
     def _unsafe_combination(self, weights: Float[np.ndarray, "s c"]) -> str:
         """Say which client a combination of sums would show; empty if none."""
@@ -424,14 +450,15 @@ class SecureSumServer:
             spec = ArraySpec((len(neighbours), SECRET_BYTES), "uint8")
             specs[name] = {"shares": spec}
         revealed = self._run_stage(SumStage(UNMASK, self._session, arrays, specs))
-        vectors = [answer[MASKED] for answer in masked.values()]
-        total = sum(vectors, start=np.zeros((), np.uint32))
+        add = partial(add_words, words=self._words)
+        total = reduce(add, [answer[MASKED] for answer in masked.values()])
         for name in shares:
             if name in masked:
                 # Its pairwise masks cancel with those of its neighbours and of clients
                 # that dropped out (below). Its self mask remains.
                 seed = self._reconstruct(name, revealed, arrived=True)
-                total -= expand_mask(seed, total.shape)
+                mask = expand_mask(seed, total.shape)
+                total = add(total, negative_words(mask, self._words))
                 continue
             # It dropped out after its neighbours had learned its key: their pairwise
             # masks for it remain. Add the masks with which it would cancel them.
@@ -440,14 +467,16 @@ class SecureSumServer:
                 continue
             keys = KeyPair(self._reconstruct(name, revealed, arrived=False))
             for other in others:
-                total += pairwise_mask(
+                mask = pairwise_mask(
                     keys,
                     self._mask_keys[other],
                     self._mask_session,
                     name,
                     other,
                     total.shape,
+                    self._words,
                 )
+                total = add(total, mask)
         return total
 
     # secrets

@@ -15,16 +15,8 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedtailor._base.choice import require
-from fedtailor.aggregation.secure_sums import FixedPoint
 from fedtailor.statistics.boosting import BoostingRequest, BoostingSettings, Tree
 from fedtailor.statistics.boosting.bins import BISECTIONS
-from fedtailor.statistics.boosting.grid import (
-    LIMBS,
-    from_grid,
-    from_limbs,
-    to_grid,
-    to_limbs,
-)
 from fedtailor.statistics.boosting.tree import (
     FIELDS,
     Move,
@@ -278,21 +270,3 @@ def expected_size(
         return (2,)
     histogram = (inputs, width, 3)
     return (len(request.moves), *histogram) if request.kind == "split" else histogram
-
-
-def to_vector(
-    answer: NDArray[np.float64], clients: int, fixed_point: FixedPoint
-) -> NDArray[np.float64]:
-    """An answer as a vector of which masks hide the mean over clients exactly.
-
-    Raises:
-        ValueError: a number is too large.
-    """
-    return fixed_point.of_whole(to_limbs(to_grid(answer).reshape(-1)), clients)
-
-
-def from_vector(
-    mean: NDArray[np.float64], fixed_point: FixedPoint
-) -> NDArray[np.float64]:
-    """The sum of answers, from the mean of their vectors."""
-    return from_grid(from_limbs(fixed_point.whole(mean).reshape(-1, LIMBS)))

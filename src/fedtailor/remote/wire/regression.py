@@ -13,9 +13,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from fedtailor._base.choice import require
-from fedtailor.aggregation.secure_sums import FixedPoint
 from fedtailor.statistics.regression import RegressionRequest
-from fedtailor.statistics.regression.grid import PARTS, from_parts, to_parts
 
 REGRESS = "regress"
 """The key of a request's description of the method: a question, in the first stage of its
@@ -100,21 +98,3 @@ def read_question(
     scales = [*arrays.get("scale", ()), *arrays.get("y_units", ())[1:]]
     require(all(scale > 0 for scale in scales), "a unit of a regression is not above 0")
     return RegressionRequest(read.kind, dict(arrays))
-
-
-def to_vector(
-    answer: NDArray[np.float64], clients: int, fixed_point: FixedPoint
-) -> NDArray[np.float64]:
-    """An answer as a vector of which masks hide the mean over clients exactly.
-
-    Raises:
-        ValueError: a number is too large.
-    """
-    return fixed_point.of_whole(to_parts(answer), clients)
-
-
-def from_vector(
-    mean: NDArray[np.float64], fixed_point: FixedPoint
-) -> NDArray[np.float64]:
-    """The sum of answers, from the mean of their vectors."""
-    return from_parts(fixed_point.whole(mean).reshape(-1, PARTS))

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial, reduce
 
 import numpy as np
 from jaxtyping import Float
@@ -9,13 +10,13 @@ from numpy.typing import NDArray
 from scipy.special import log_expit, log_softmax
 
 from fedtailor._base.choice import require, require_one_or_more
+from fedtailor.aggregation.whole_numbers import add_words
 from fedtailor.statistics.boosting.bins import (
     MOST_BINS,
     ROWS_OF_BIN,
     Thresholds,
     agree_on_bins,
 )
-from fedtailor.statistics.boosting.grid import from_grid, to_grid
 from fedtailor.statistics.boosting.rows import BoostingRequest, BoostingRows
 from fedtailor.statistics.boosting.tree import (
     GrowSettings,
@@ -23,6 +24,7 @@ from fedtailor.statistics.boosting.tree import (
     grow,
     predict_all,
 )
+from fedtailor.statistics.grid import WORDS, from_grid
 
 Ask = Callable[[BoostingRequest], NDArray[np.float64]]
 """Sends a request to all clients and returns the sum of their answers."""
@@ -152,19 +154,15 @@ class OwnTrees:
         )
 
 
-def sum_over(clients: Sequence[BoostingRows], *, on_grid: bool = False) -> Ask:
-    """Asks clients of this process one after another.
-
-    Args:
-        clients: the clients.
-        on_grid: whether answers are whole multiples of `grid.STEP`, as behind masks, so
-            that their sums are exact.
-    """
+def sum_over(clients: Sequence[BoostingRows]) -> Ask:
+    """Asks clients of this process, all on the grid or none, one after another."""
 
     def ask(request: BoostingRequest) -> NDArray[np.float64]:
         answers = [client.answer(request) for client in clients]
-        if on_grid:
-            return from_grid(np.sum([to_grid(it) for it in answers], axis=0))
+        if clients[0].on_grid and answers[0].size:
+            add = partial(add_words, words=WORDS)
+            flat = reduce(add, [it.reshape(1, -1) for it in answers])
+            return from_grid(flat.reshape(answers[0].shape))
         return np.sum(answers, axis=0)
 
     return ask
@@ -267,9 +265,7 @@ def boost_alone(
     empty = replace(shared, trees=(), own=0)
     if not len(rows.val_y) or not len(rows.y):
         return replace(shared, own=0)
-    own_baseline = first_prediction(
-        rows.answer(BoostingRequest("start")), shared.classes
-    )
+    own_baseline = first_prediction(rows.ask(BoostingRequest("start")), shared.classes)
     starts = (shared, replace(empty, baseline=own_baseline))
     best, least = replace(shared, own=0), None
     settings = replace(settings, chooses=False)
@@ -277,7 +273,7 @@ def boost_alone(
     for start in starts:
         losses: list[NDArray[np.float64]] = []
         found = boost(
-            rows.answer,
+            rows.ask,
             rows.x.shape[1],
             shared.classes,
             settings,
@@ -312,12 +308,10 @@ def boost_chosen(
         return replace(shared, own=0)
     start = shared
     if not own.after_shared:
-        baseline = first_prediction(
-            rows.answer(BoostingRequest("start")), shared.classes
-        )
+        baseline = first_prediction(rows.ask(BoostingRequest("start")), shared.classes)
         start = replace(shared, trees=(), own=0, baseline=baseline)
     return boost(
-        rows.answer,
+        rows.ask,
         rows.x.shape[1],
         shared.classes,
         replace(settings, trees=own.rounds, chooses=False),

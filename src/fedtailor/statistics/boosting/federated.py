@@ -45,8 +45,10 @@ def normalised(federation: Federation, x: NDArray) -> NDArray[np.float64]:
     return x.reshape(len(x), int(np.prod(x.shape[1:], dtype=int)))
 
 
-def boosting_rows(federation: Federation, client: int) -> BoostingRows:
-    """One client's part of boosting."""
+def boosting_rows(
+    federation: Federation, client: int, *, on_grid: bool = False
+) -> BoostingRows:
+    """One client's part of boosting; see `BoostingRows`."""
     data = federation.client(client)
     return BoostingRows(
         normalised(federation, data.train.x),
@@ -54,6 +56,7 @@ def boosting_rows(federation: Federation, client: int) -> BoostingRows:
         federation.classes,
         normalised(federation, data.val.x),
         data.val.y,
+        on_grid=on_grid,
     )
 
 
@@ -71,8 +74,8 @@ def boost_federation(
         settings: how trees are grown, and how many at most.
         personal: whether each client may add trees of its own, or take its own
             only, if that is better on its validation rows.
-        on_grid: whether sums are those of machines, whose answers are rounded to whole
-            multiples of 2^-40 and then added exactly.
+        on_grid: whether sums are those of machines: of rows that are rounded to whole
+            multiples of 2^-40, and added exactly.
 
     Raises:
         ValueError: the targets are something else, or no client has rows.
@@ -83,9 +86,12 @@ def boost_federation(
         "trees are boosted for classes or one number, and these targets are several",
     )
     seen = np.flatnonzero(~federation.unseen)
-    clients = {int(index): boosting_rows(federation, int(index)) for index in seen}
+    clients = {
+        int(index): boosting_rows(federation, int(index), on_grid=on_grid)
+        for index in seen
+    }
     inputs = int(np.prod(federation.input_shape, dtype=int))
-    ask = sum_over(list(clients.values()), on_grid=on_grid)
+    ask = sum_over(list(clients.values()))
     shared = boost(ask, inputs, federation.classes, settings)
     models = {}
     for index, name in enumerate(federation.names):

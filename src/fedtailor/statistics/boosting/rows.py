@@ -15,9 +15,20 @@ from numpy.typing import NDArray
 from scipy.special import log_expit, log_softmax, softmax
 
 from fedtailor.statistics.boosting.bins import bin_numbers
-from fedtailor.statistics.boosting.tree import Histogram, Move, Tree
+from fedtailor.statistics.boosting.tree import Move, Tree
+from fedtailor.statistics.grid import (
+    WORDS,
+    check_numbers,
+    check_rows,
+    counts_in_words,
+    from_grid,
+    sums_by_place,
+)
 
 _NOTHING = np.zeros(0)
+
+_LARGEST_TARGET = 2.0**20
+"""Squares of twice as much are numbers that sums hold."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +69,8 @@ class BoostingRows:
         classes: int | None,
         val_x: Float[NDArray, "m inputs"] | None = None,
         val_y: NDArray[Any] | None = None,
+        *,
+        on_grid: bool = False,
     ) -> None:
         """
         Args:
@@ -65,35 +78,71 @@ class BoostingRows:
             y: their classes or targets [n].
             classes: the number of classes; None for numbers.
             val_x, val_y: validation rows, which choose the number of trees.
+            on_grid: whether answers are the words of whole numbers that masks hide, to
+                which each row is rounded by itself.
+
+        Raises:
+            ValueError: sums on the grid cannot hold the rows.
         """
+        self.on_grid = on_grid
         self.x, self.y = np.asarray(x, np.float64), np.asarray(y).reshape(-1)
         self.val_x = self.x[:0] if val_x is None else np.asarray(val_x, np.float64)
         self.val_y = self.y[:0] if val_y is None else np.asarray(val_y).reshape(-1)
         self.classes = classes
         # Two classes have one output, the logit of the second.
         self.outputs = classes if classes is not None and classes > 2 else 1
+        if on_grid:
+            check_rows(len(self.y) + len(self.val_y))
+            if classes is None:
+                targets = np.concatenate([self.y, self.val_y])
+                check_numbers(targets, "a target", _LARGEST_TARGET)
 
-    def answer(self, request: BoostingRequest) -> NDArray[np.float64]:
+    def answer(self, request: BoostingRequest) -> NDArray[Any]:
         """This client's part of the sum that a request asks for."""
         return getattr(self, f"_{request.kind}")(request)
 
+    def ask(self, request: BoostingRequest) -> NDArray[np.float64]:
+        """The answer as numbers, as if there were no other client."""
+        answer = self.answer(request)
+        return from_grid(answer) if self.on_grid and answer.size else answer
+
+    def _sums(
+        self, values: NDArray[Any], places: NDArray[np.int64], size: int
+    ) -> NDArray[Any]:
+        """Sums of numbers by their places."""
+        if self.on_grid:
+            return sums_by_place(values, places, size)
+        return np.bincount(places, values, minlength=size)
+
+    def _counts_of(self, counts: NDArray[np.int64]) -> NDArray[Any]:
+        return counts_in_words(counts) if self.on_grid else counts.astype(np.float64)
+
+    def _shaped(self, answer: NDArray[Any], *shape: int) -> NDArray[Any]:
+        return answer.reshape(*shape, WORDS) if self.on_grid else answer.reshape(shape)
+
+    def _total(self, values: NDArray[Any]) -> NDArray[Any]:
+        """The number of some values, and their sum."""
+        one = self._sums(values, np.zeros(len(values), np.int64), 1)
+        return np.concatenate([self._counts_of(np.array([len(values)])), one])
+
     # before the first tree
 
-    def _start(self, request: BoostingRequest) -> NDArray[np.float64]:
+    def _start(self, request: BoostingRequest) -> NDArray[Any]:
         if self.classes is None:
-            return np.array([len(self.y), self.y.sum()], np.float64)
+            return self._total(self.y.astype(np.float64))
         counts = np.bincount(self.y.astype(np.int64), minlength=self.classes)
-        return np.concatenate([[len(self.y)], counts]).astype(np.float64)
+        return self._counts_of(np.append(len(self.y), counts))
 
-    def _counts(self, request: BoostingRequest) -> NDArray[np.float64]:
+    def _counts(self, request: BoostingRequest) -> NDArray[Any]:
         candidates = request.arrays["candidates"]  # [inputs, quantiles]
         counts = [
             np.searchsorted(np.sort(column), ends, side="right")
             for column, ends in zip(self.x.T, candidates, strict=True)
         ]
-        return np.array(counts, np.float64).reshape(candidates.shape)
+        flat = self._counts_of(np.array(counts, np.int64).reshape(-1))
+        return self._shaped(flat, *candidates.shape)
 
-    def _bins(self, request: BoostingRequest) -> NDArray[np.float64]:
+    def _bins(self, request: BoostingRequest) -> NDArray[Any]:
         thresholds = request.arrays["thresholds"]
         self._width = max((len(ends) for ends in thresholds), default=0) + 1
         self._binned = bin_numbers(self.x, thresholds)
@@ -103,7 +152,7 @@ class BoostingRows:
         self._codes = self._binned.astype(np.int64) + offsets
         return _NOTHING
 
-    def _baseline(self, request: BoostingRequest) -> NDArray[np.float64]:
+    def _baseline(self, request: BoostingRequest) -> NDArray[Any]:
         constant = request.arrays["baseline"]  # [outputs]
         self._raw = np.tile(constant, (len(self.y), 1))
         self._val_raw = np.tile(constant, (len(self.val_y), 1))
@@ -111,7 +160,7 @@ class BoostingRows:
 
     # trees
 
-    def _gradients(self, request: BoostingRequest) -> NDArray[np.float64]:
+    def _gradients(self, request: BoostingRequest) -> NDArray[Any]:
         if request.output == 0:
             self._slopes, self._curvatures = derivatives(
                 self._raw, self.y, self.classes
@@ -120,19 +169,19 @@ class BoostingRows:
         self._node = np.zeros(len(self.y), np.int64)
         return self._histogram(np.arange(len(self.y)))
 
-    def _histogram(self, rows: NDArray[np.int64]) -> Histogram:
+    def _histogram(self, rows: NDArray[np.int64]) -> NDArray[Any]:
         """Sums of gradients, curvatures and rows by input and bin."""
         inputs = self.x.shape[1]
         codes = self._codes[rows].ravel()
         size = inputs * self._width
-        found = np.empty((size, 3))
-        for place, values in enumerate((self._slopes, self._curvatures)):
+        found = []
+        for values in (self._slopes, self._curvatures):
             weights = np.repeat(values[rows, self._output].astype(np.float64), inputs)
-            found[:, place] = np.bincount(codes, weights, minlength=size)
-        found[:, 2] = np.bincount(codes, minlength=size)
-        return found.reshape(inputs, self._width, 3)
+            found.append(self._sums(weights, codes, size))
+        found.append(self._counts_of(np.bincount(codes, minlength=size)))
+        return self._shaped(np.stack(found, axis=1), inputs, self._width, 3)
 
-    def _split(self, request: BoostingRequest) -> NDArray[np.float64]:
+    def _split(self, request: BoostingRequest) -> NDArray[Any]:
         histograms = []
         for move in request.moves:
             rows = np.flatnonzero(self._node == move.node)
@@ -141,7 +190,7 @@ class BoostingRows:
             histograms.append(self._histogram(rows[goes_left == move.asks_left]))
         return np.array(histograms)
 
-    def _tree(self, request: BoostingRequest) -> NDArray[np.float64]:
+    def _tree(self, request: BoostingRequest) -> NDArray[Any]:
         tree: Tree = request.arrays["tree"]
         self._raw[:, request.output] += tree.predict_bins(self._binned)
         self._val_raw[:, request.output] += tree.predict_bins(self._val_binned)
@@ -149,9 +198,8 @@ class BoostingRows:
 
     # validation
 
-    def _loss(self, request: BoostingRequest) -> NDArray[np.float64]:
-        losses = self.val_losses()
-        return np.array([losses.sum(), len(losses)])
+    def _loss(self, request: BoostingRequest) -> NDArray[Any]:
+        return self._total(self.val_losses())[::-1]
 
     def val_losses(self) -> NDArray[np.float64]:
         """The loss of each validation row with the trees so far."""

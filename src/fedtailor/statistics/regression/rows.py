@@ -7,22 +7,34 @@ simulation the answers are added in one process.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from functools import partial, reduce
+from typing import Any, Literal
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, UInt32
 from numpy.typing import NDArray
 from scipy.special import gammaln
 
 from fedtailor._base.choice import require
-from fedtailor.statistics.regression.grid import from_parts, to_parts
+from fedtailor.aggregation.whole_numbers import add_words
+from fedtailor.statistics.grid import (
+    WORDS,
+    check_numbers,
+    check_rows,
+    from_grid,
+    sums_of_rows,
+)
 from fedtailor.statistics.regression.sums import (
     ClientRows,
     Model,
     Sums,
     best_intercept,
     sums_of,
+    terms_of,
 )
+
+_TOO_LARGE: Any = {"over": "ignore", "invalid": "ignore", "divide": "ignore"}
+"""What is asked may be made to be too large; it is cut, row by row."""
 
 Kind = Literal["kept", "start", "spread", "begin", "step", "clusters"]
 
@@ -163,12 +175,39 @@ class RegressionRows:
     def answer(self, request: RegressionRequest) -> NDArray[np.float64]:
         """This client's part of the sum that a request asks for."""
         if request.kind == "begin":
-            self._shared = len(request.arrays["shared"])
+            self._begin(request)
         if not self.is_kept and request.kind != "kept":
             return np.zeros(answer_size(request, self._inputs, self._shared))
-        # What is asked may be made to be too large.
-        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-            return getattr(self, f"_{request.kind}")(request)
+        kind = "step" if request.kind == "begin" else request.kind
+        with np.errstate(**_TOO_LARGE):
+            return getattr(self, f"_{kind}")(request)
+
+    def words(self, request: RegressionRequest) -> UInt32[NDArray, "n words"]:
+        """The answer as whole numbers, in words that are added behind masks.
+
+        A sum over rows does not depend on which rows one client has, so it shows nothing
+        of a client that it does not show of all rows together. Beside own intercepts, and
+        in Cox's model, answers are no such sums.
+
+        Raises:
+            ValueError: sums cannot hold the rows; or of own intercepts and in Cox's model,
+                numbers are not finite.
+        """
+        is_of_rows = not self._own_intercept and self._model != "cox"
+        if self.is_kept and request.kind in ("begin", "step") and is_of_rows:
+            if request.kind == "begin":
+                self._begin(request)
+            shared = request.arrays["shared"]
+            with np.errstate(**_TOO_LARGE):
+                return sums_of_rows(terms_of(self.rows, self._model, shared).blocks())
+        if self.is_kept and request.kind in ("start", "spread"):
+            if request.kind == "start":
+                check_rows(len(self.rows.y))
+                for numbers in (self.rows.x, self.rows.y):
+                    check_numbers(numbers, "a number of the table")
+            with np.errstate(**_TOO_LARGE):
+                return sums_of_rows([self._terms(request)])
+        return sums_of_rows([self.answer(request)[np.newaxis]])
 
     def _kept(self, request: RegressionRequest) -> NDArray[np.float64]:
         x = self.rows.x
@@ -178,24 +217,29 @@ class RegressionRows:
         )
 
     def _start(self, request: RegressionRequest) -> NDArray[np.float64]:
-        x, y, seen = self.rows.x, self.rows.y, self.rows.seen
-        events = 0.0 if seen is None else seen.sum()
-        gammas = gammaln(y + 1).sum() if self._model == "poisson" else 0.0
-        return np.concatenate([[len(y), y.sum(), events, gammas], x.sum(axis=0)])
+        return self._terms(request).sum(axis=0)
 
     def _spread(self, request: RegressionRequest) -> NDArray[np.float64]:
-        given = request.arrays
-        of_x = np.abs(self.rows.x - given["shift"]).sum(axis=0)
-        of_y = np.abs(self.rows.y - given["y_shift"]).sum()
-        return np.append(of_x, of_y)
+        return self._terms(request).sum(axis=0)
 
-    def _begin(self, request: RegressionRequest) -> NDArray[np.float64]:
+    def _terms(self, request: RegressionRequest) -> Float[NDArray, "n m"]:
+        """What each row adds to the answer of "start" or "spread"."""
+        x, y, given = self.rows.x, self.rows.y, request.arrays
+        if request.kind == "spread":
+            return np.abs(np.c_[x - given["shift"], y - given["y_shift"]])
+        seen = np.zeros(len(y)) if self.rows.seen is None else self.rows.seen
+        gammas = gammaln(y + 1) if self._model == "poisson" else np.zeros(len(y))
+        return np.c_[np.ones(len(y)), y, seen, gammas, x]
+
+    def _begin(self, request: RegressionRequest) -> None:
+        """Take the units, before the first step."""
         given = request.arrays
+        self._shared = len(given["shared"])
         y_shift, y_scale = given["y_units"]
-        x = (self.rows.x[:, given["kept"]] - given["shift"]) / given["scale"]
-        y = (self.rows.y - y_shift) / y_scale
+        with np.errstate(**_TOO_LARGE):
+            x = (self.rows.x[:, given["kept"]] - given["shift"]) / given["scale"]
+            y = (self.rows.y - y_shift) / y_scale
         self.rows = ClientRows(x, y, self.rows.seen)
-        return self._step(request)
 
     def _step(self, request: RegressionRequest) -> NDArray[np.float64]:
         """The sums at shared coefficients, in one vector.
@@ -231,15 +275,15 @@ def sum_over(clients: Sequence[RegressionRows], *, on_grid: bool = False) -> Ask
 
     Args:
         clients: the clients.
-        on_grid: whether answers have the parts of `grid`, as behind masks, so that their
+        on_grid: whether answers are the words that are added behind masks, so that their
             sums are exact.
     """
 
     def ask(request: RegressionRequest) -> NDArray[np.float64]:
-        answers = [client.answer(request) for client in clients]
         if on_grid:
-            return from_parts(np.sum([to_parts(it) for it in answers], axis=0))
-        return np.sum(answers, axis=0)
+            add = partial(add_words, words=WORDS)
+            return from_grid(reduce(add, [it.words(request) for it in clients]))
+        return np.sum([it.answer(request) for it in clients], axis=0)
 
     return ask
 

@@ -4,6 +4,7 @@ derivatives, at coefficients that the server asks about.
 Answers of clients are added up; nothing else of a client's rows is used.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -24,6 +25,9 @@ _FARTHEST, _LARGEST = 30.0, 20.0
 one in a logistic model, as not all variances may be 0; and larger ones count as this one in
 a Poisson model, so that sums can hold the means.
 """
+
+_BLOCK = 2**20
+"""Numbers of rows that are rounded at once."""
 
 _MOST_STEPS = 100
 """To an own intercept; each halves the interval that has it, at least."""
@@ -111,35 +115,83 @@ def best_intercept(
     return found
 
 
-def sums_of(
+@dataclass(frozen=True)
+class RowTerms:
+    """What rows add to `Sums`.
+
+    Attributes:
+        design: inputs, after a column of ones [n, q].
+        log_likelihoods: of each row [n].
+        residuals: the score is the sum of these times inputs [n].
+        weights: the information is the sum of these times products of inputs [n].
+    """
+
+    design: Float[np.ndarray, "n q"]
+    log_likelihoods: Float[np.ndarray, " n"]
+    residuals: Float[np.ndarray, " n"]
+    weights: Float[np.ndarray, " n"]
+
+    def blocks(self) -> Iterator[Float[np.ndarray, "b m"]]:
+        """The terms of each row in one vector: of the log-likelihood, the score, and the
+        upper triangle of the information.
+        """
+        first, second = np.triu_indices(self.design.shape[1])
+        each = max(_BLOCK // len(first), 1)
+        for start in range(0, max(len(self.design), 1), each):
+            block = slice(start, start + each)
+            design = self.design[block]
+            products = design[:, first] * design[:, second]
+            yield np.hstack(
+                [
+                    self.log_likelihoods[block, None],
+                    design * self.residuals[block, None],
+                    products * self.weights[block, None],
+                ]
+            )
+
+
+def terms_of(
     rows: ClientRows, model: Model, coefficients: Float[np.ndarray, " q"]
-) -> Sums:
-    """The sums of a client's rows.
+) -> RowTerms:
+    """The terms of a client's rows.
 
     Args:
         rows: of the client.
-        model: which; the likelihood of "linear" is that of errors of variance 1.
-        coefficients: the intercept and p others; of "cox", which has no intercept, p.
+        model: which, but "cox"; the likelihood of "linear" is that of errors of variance 1.
+        coefficients: the intercept and p others.
     """
-    if model == "cox":
-        assert rows.seen is not None
-        cox = cox_sums(rows.x, rows.y, rows.seen > 0, coefficients)
-        return Sums(cox.log_likelihood, cox.gradient, cox.information)
     design = np.hstack([np.ones((len(rows.x), 1)), rows.x])
-    linear, y = design @ coefficients, rows.y
+    # Not a product of matrices, which may add up a row otherwise beside other rows.
+    linear, y = (design * coefficients).sum(axis=1), rows.y
     # Each link is the canonical one, so that the gradient is the sum of residuals times
     # inputs, and the Hessian that of variances times squares of inputs.
     if model == "linear":
         residuals, weights = y - linear, np.ones_like(y)
-        log_likelihood = -(residuals @ residuals) / 2
+        log_likelihoods = -(residuals**2) / 2
     elif model == "logistic":
         near = np.clip(linear, -_FARTHEST, _FARTHEST)
         residuals, weights = y - expit(linear), expit(near) * expit(-near)
-        log_likelihood = y @ linear - np.logaddexp(0, linear).sum()
+        log_likelihoods = y * linear - np.logaddexp(0, linear)
     else:
         linear = np.minimum(linear, _LARGEST)
         weights = np.exp(linear)
         residuals = y - weights
-        log_likelihood = y @ linear - weights.sum()
-    information = (design * weights[:, None]).T @ design
-    return Sums(float(log_likelihood), design.T @ residuals, information)
+        log_likelihoods = y * linear - weights
+    return RowTerms(design, log_likelihoods, residuals, weights)
+
+
+def sums_of(
+    rows: ClientRows, model: Model, coefficients: Float[np.ndarray, " q"]
+) -> Sums:
+    """The sums of a client's rows; see `terms_of`. "cox" has no intercept."""
+    if model == "cox":
+        assert rows.seen is not None
+        cox = cox_sums(rows.x, rows.y, rows.seen > 0, coefficients)
+        return Sums(cox.log_likelihood, cox.gradient, cox.information)
+    terms = terms_of(rows, model, coefficients)
+    design = terms.design
+    return Sums(
+        float(terms.log_likelihoods.sum()),
+        design.T @ terms.residuals,
+        (design * terms.weights[:, None]).T @ design,
+    )

@@ -79,6 +79,9 @@ def test_a_job_names_a_file_by_its_content(tmp_path):
         read(file)
     with pytest.raises(ValueError, match="holds other arrays than asked for"):
         read(file, f'start_digest = "{"0" * len(digest)}"')
+    folder = f'use = "from_huggingface"\nfolder = "{tmp_path}"'
+    with pytest.raises(ValueError, match="and not the rows of tables"):
+        job_of(tmp_path, ('use = "mlp"', folder))
     with pytest.raises(ValueError, match="there is no such file"):
         read(pipe, f'start_digest = "{digest}"')
     assert read(file, f'start_digest = "{digest}"').spec.model.given

@@ -178,6 +178,24 @@ def test_contexts_keep_their_identity_although_others_report_each_time(alpha):
         assert firsts == {0, 1}
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_fewer_reports_than_contexts_end_nothing(first):
+    """A client may be away for a round; the contexts without a cluster stay."""
+    with float64():
+        method = CGPFL(contexts=4, gamma=GAMMA, **SETTINGS)
+        federation = quadratics(OPTIMA, A)
+        run = train(method, federation, quadratic_model(1), 0 if first else 1)
+        before = np.asarray(run.server.model)
+        reporting = np.arange(len(run.population)) < 3
+        run.advance(reporting=reporting)
+        after = np.asarray(run.server.model)
+        assert after.shape == before.shape == (4, 1)
+        moved = (after != before).any(axis=1)
+        assert moved.sum() <= 3 and len(set(run.server.context[reporting])) <= 3
+        run.advance()
+        assert (run.server.context >= 0).all()
+
+
 def test_the_literal_pull_is_a_number():
     """2 beta / N with beta = 0.005 and N = 6 clients: contexts hardly move."""
     with float64():

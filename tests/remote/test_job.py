@@ -2,12 +2,15 @@
 says where.
 """
 
+import os
+
 import numpy as np
 import polars as pl
 import pytest
+from safetensors.numpy import save_file
 
 from fedtailor.algorithms import FineTune
-from fedtailor.models import mlp
+from fedtailor.models import mlp, start_file
 from fedtailor.protocol import SGD
 from fedtailor.remote.job.job import read_job, split_address
 from fedtailor.remote.job.job_template import template
@@ -57,6 +60,31 @@ def test_a_job_of_others_does_not_choose_what_is_read_here(tmp_path):
     (tmp_path / "job.toml").write_text('base = "other.toml"\n' + TEXT)
     with pytest.raises(ValueError, match="only experiment files have a base"):
         read_job(tmp_path / "job.toml")
+
+
+def test_a_job_names_a_file_by_its_content(tmp_path):
+    """Its author would else read any network of a client, by a path alone: methods send
+    what clients begin with.
+    """
+    file, pipe = tmp_path / "base.safetensors", tmp_path / "pipe.safetensors"
+    save_file({"layers.1.bias": np.ones(32, np.float32)}, file)
+    os.mkfifo(pipe)
+    digest = start_file(file, None).digest
+
+    def read(path, *more):
+        lines = ['frozen = "layers.1.bias"', f'start = "{path}"', *more]
+        return job_of(tmp_path, ('use = "mlp"', "\n".join(['use = "mlp"', *lines])))
+
+    with pytest.raises(ValueError, match=r'the file needs start_digest = "..."'):
+        read(file)
+    with pytest.raises(ValueError, match="holds other arrays than asked for"):
+        read(file, f'start_digest = "{"0" * len(digest)}"')
+    folder = f'use = "from_huggingface"\nfolder = "{tmp_path}"'
+    with pytest.raises(ValueError, match="and not the rows of tables"):
+        job_of(tmp_path, ('use = "mlp"', folder))
+    with pytest.raises(ValueError, match="there is no such file"):
+        read(pipe, f'start_digest = "{digest}"')
+    assert read(file, f'start_digest = "{digest}"').spec.model.given
 
 
 def test_hyperparameters_are_read(tmp_path):

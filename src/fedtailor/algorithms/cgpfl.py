@@ -155,8 +155,9 @@ class Contextual(PersonalModelAlgorithm):
             # from the common initial model.
             number = self._number(local_models, cohort.shares[rows])
             contexts = jnp.repeat(contexts[:1], number, axis=0)
-        # Cluster the local models, and average each cluster.
-        label = k_means_of_models(local_models, len(contexts))
+        # Cluster the local models, and average each cluster. Fewer clients than contexts
+        # may have reported.
+        label = k_means_of_models(local_models, min(len(contexts), len(rows)))
         clusters = label.max() + 1
         share = reporter_weights(cohort, self.weights)[rows]
         weights = cluster_averages(label, clusters, share)

@@ -22,6 +22,7 @@ from jaxtyping import Array
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 
+from fedtailor._base.choice import require
 from fedtailor._base.tensors import ALIGNMENT, TensorFile, aligned
 
 _PLACED: ContextVar[Mapping[str, Sequence[Array]]] = ContextVar(
@@ -224,6 +225,12 @@ def arrays_by_path(source: Any) -> Mapping[str, NDArray[Any]]:
     from fedtailor.models.tree_paths import path_of
 
     if isinstance(source, str | Path):
+        # The other end of a pipe may never come.
+        require(
+            Path(source).is_file(),
+            f"cannot read arrays from {source} (there is no such file); name a safetensors"
+            " file",
+        )
         try:
             file = TensorFile(Path(source))
             if not any(name.endswith(COUNTER) for name in file):

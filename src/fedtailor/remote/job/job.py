@@ -589,6 +589,20 @@ def _model(table: Mapping[str, Any]) -> Architecture:
             " linear and mlp on validation data; name what it chose (over machines a choice"
             " would cost each client both trainings)",
         )
+    if use == "from_huggingface":
+        raise ConfigError(
+            ("model", "use"),
+            "from_huggingface takes texts or images, and not the rows of tables; name"
+            " another model",
+        )
+    if "start" in table and "start_digest" not in table:
+        # A path alone could be that of any network on a client's machine, and methods
+        # may send what clients begin with.
+        raise ConfigError(
+            ("model", "start"),
+            'in a job the file needs start_digest = "...", so that all machines have the'
+            " same one: the value of fedtailor.models.start_file(FILE, None).digest",
+        )
     return architecture_of(table, ("model",))
 
 

@@ -53,11 +53,10 @@ def test_the_description_is_that_of_the_rows_and_nothing_of_a_marked_table_leave
     clients = MarkedClients(tmp_path)
     described = describe_clients(clients.job, clients.tap, SEEN, 60, directory=tmp_path)
     assert not clients.leaks() and not any(clients.logs.values())
+    describers = [clients.handlers[client]._describer for client in SEEN]
     columns, rows = {}, {}
     for name in kinds_of(clients.job.schema):
-        columns[name] = pl.concat(
-            [clients.handlers[client]._describer._columns()[name] for client in SEEN]
-        )
+        columns[name] = pl.concat([it._columns(it._train)[name] for it in describers])
     for place, client in enumerate(SEEN):
         size = int(clients.handlers[client].sizes[0])
         start = sum(int(clients.handlers[name].sizes[0]) for name in SEEN[:place])
@@ -235,7 +234,8 @@ def test_noise_is_spent_and_hides_one_row(tmp_path):
     assert answers[0] != answers[1]
 
 
-def test_the_noise_is_as_large_as_it_says(tmp_path):
+def test_the_noise_is_as_large_as_it_says_on_counts_of_all_rows(tmp_path):
+    """Which rows are training rows, the class of one decides: many counts changed with it."""
     clients = MarkedClients(tmp_path, rows=400)
     describe_clients(clients.job, clients.tap, SEEN, 60)
     describer = clients.handlers["a"]._describer
@@ -245,7 +245,8 @@ def test_the_noise_is_as_large_as_it_says(tmp_path):
         describer._noisy_counts(asked, noisy()).histograms["risk"][:2]
         for _ in range(40)
     ]
-    rows = len(describer._train)
+    rows = len(describer._table.y)
+    assert rows > len(describer._train) + 4 * deviation * np.sqrt(2 / 40)
     assert abs(np.sum(draws, 1).mean() - rows) < 4 * deviation * np.sqrt(2 / 40)
     assert 0.7 * deviation < np.std(draws, 0).mean() < 1.3 * deviation
 

@@ -5,8 +5,9 @@ federated preprocessing, and "counts" for histograms whose edges follow from the
 sums. With noise it answers one, "noisy": counts alone, in ranges that were named
 beforehand, because no sum without noise may decide on the edges.
 
-All are of the training rows: of other rows, the difference to the sums of federated
-preprocessing would count few.
+Without noise they are of the training rows: of other rows, the difference to the sums of
+federated preprocessing would count few. With noise they are of all rows, as single ones decide
+which are training rows.
 """
 
 import hashlib
@@ -151,7 +152,7 @@ def what_is_sent(schema: Schema, question: Question | None = None) -> list[str]:
     if question is not None and question.step == NOISY:
         noise = question.noise(schema)
         return [
-            f"how many of its training rows lie in each of {BINS} bins of the columns that"
+            f"how many of all its rows lie in each of {BINS} bins of the columns that"
             f" have a range, have each listed category, or lack the cell, for {columns}",
             f"each with Gaussian noise of deviation {noise.deviation:.3g}: epsilon"
             f" {noise.epsilon:g} for each row (delta {noise.delta:g}), for all counts"
@@ -234,7 +235,7 @@ class Describer:
         if question.step == NOISY:
             with refusing(Refusal.FEW_ROWS):
                 assert question.delta is not None
-                require_delta(question.delta, len(self._train), "training rows")
+                require_delta(question.delta, len(self._table.y), "rows")
         if question.step != COUNTS:
             for line in what_is_sent(self._schema, question):
                 self._log.info(f"describe: sends {line}")
@@ -258,7 +259,7 @@ class Describer:
         return self._counts(pooled, own).model_dump_json()
 
     def _counts(self, pooled: Statistics, own: Statistics) -> ClientCounts:
-        columns, kinds = self._columns(), kinds_of(self._schema)
+        columns, kinds = self._columns(self._train), kinds_of(self._schema)
         sums, own_sums = (_sums_of(self._schema, it) for it in (pooled, own))
         histograms = {}
         for name, inner in all_edges(kinds, sums).items():
@@ -276,9 +277,13 @@ class Describer:
         return ClientCounts(histograms=histograms)
 
     def _noisy_counts(self, request: Request, question: Question) -> ClientCounts:
-        """Counts with noise, after the account has been charged for them."""
-        noise, rows = question.noise(self._schema), len(self._train)
-        kinds, columns = kinds_of(self._schema), self._columns()
+        """Counts with noise, after the account has been charged for them.
+
+        They are of all rows: which are training rows, the class of a single one decides, as
+        classes are drawn evenly, and a missing row ends a window of others.
+        """
+        noise, rows = question.noise(self._schema), len(self._table.y)
+        kinds, columns = kinds_of(self._schema), self._columns(np.arange(rows))
         release = Release(
             unit="example",
             multiplier=noise.deviation / math.sqrt(len(kinds)),
@@ -297,17 +302,14 @@ class Describer:
             histograms[name] = tuple(noisy.astype(np.int64).tolist())
         return ClientCounts(histograms=histograms)
 
-    def _columns(self) -> dict[str, pl.Series]:
-        """The training rows' cells of all columns, the target among them."""
-        columns = {
-            name: self._table.parsed(name)[self._train] for name in self._schema.columns
-        }
+    def _columns(self, rows: Int[NDArray, " n"]) -> dict[str, pl.Series]:
+        """The cells of some rows of all columns, the target among them."""
+        columns = {name: self._table.parsed(name)[rows] for name in self._schema.columns}
         target = self._schema.target
         if self._schema.task == "regression":
-            y = self._table.y[self._train]
-            columns[target] = pl.Series(y, dtype=pl.Float64)
+            columns[target] = pl.Series(self._table.y[rows], dtype=pl.Float64)
         else:
-            columns[target] = self._table.outcomes()[self._train]
+            columns[target] = self._table.outcomes()[rows]
         return columns
 
 

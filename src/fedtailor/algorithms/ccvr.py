@@ -21,6 +21,7 @@ from fedtailor.algorithms.helpers.class_means import (
     require_server_steps,
     train_head,
 )
+from fedtailor.algorithms.helpers.own_steps import why_sums_show_clients
 from fedtailor.algorithms.helpers.shared_part import (
     model_parts_of,
     part_of_runs,
@@ -130,6 +131,10 @@ class CCVR(FedAvg):
     @property
     def sends_class_counts(self) -> bool:
         return True
+
+    @property
+    def sums_show_clients(self) -> str:
+        return why_sums_show_clients(self.sgd)
 
     def numbers_per_round(self, model: ModelParts) -> int:
         features, classes = dense_head_of(model, self.about.name).weight.shape

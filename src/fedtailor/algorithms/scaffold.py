@@ -9,7 +9,10 @@ from jaxtyping import Array, Float
 
 from fedtailor._base.choice import require
 from fedtailor.aggregation import mix, reporter_weights, weighted_sums
-from fedtailor.algorithms.helpers.own_steps import require_no_clip
+from fedtailor.algorithms.helpers.own_steps import (
+    require_no_clip,
+    why_sums_show_clients,
+)
 from fedtailor.protocol import (
     SGD,
     About,
@@ -121,13 +124,7 @@ class SCAFFOLD(Algorithm):
 
     @property
     def sums_show_clients(self) -> str:
-        if self.option == "I" or self.sgd.steps is not None:
-            return ""
-        return (
-            "its control is the change of its model by its number of steps, so that two"
-            ' sums show a client whose number is another: say option = "I", or a number of'
-            " steps in sgd instead of epochs"
-        )
+        return why_sums_show_clients(self.sgd)
 
     def numbers_per_round(self, model: ModelParts) -> int:
         return 2 * model.size

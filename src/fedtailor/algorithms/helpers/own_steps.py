@@ -165,6 +165,20 @@ def require_no_clip(steps: str, sgd: SGD) -> None:
     )
 
 
+def why_sums_show_clients(sgd: SGD) -> str:
+    """`Algorithm.sums_show_clients` of a method whose clients send, beside their models, what
+    follows from these by the number of steps: for few steps a model's change is that number
+    times a mean gradient.
+    """
+    if sgd.steps is not None:
+        return ""
+    return (
+        "what they send beside their models is about a change of these by each client's number"
+        " of steps, so that two sums show a client whose number is another: say a number of"
+        " steps in sgd instead of epochs"
+    )
+
+
 def head_of(local: LocalTrainer) -> ModelPart:
     """The head of a client's model; the whole model if the model has no body."""
     part = "head" if "head" in local.parts_of_model else "everything"

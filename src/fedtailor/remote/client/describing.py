@@ -304,7 +304,9 @@ class Describer:
 
     def _columns(self, rows: Int[NDArray, " n"]) -> dict[str, pl.Series]:
         """The cells of some rows of all columns, the target among them."""
-        columns = {name: self._table.parsed(name)[rows] for name in self._schema.columns}
+        columns = {
+            name: self._table.parsed(name)[rows] for name in self._schema.columns
+        }
         target = self._schema.target
         if self._schema.task == "regression":
             columns[target] = pl.Series(self._table.y[rows], dtype=pl.Float64)

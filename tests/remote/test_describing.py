@@ -341,6 +341,24 @@ def test_a_wrong_answer_is_named_and_the_others_are_described(change, tmp_path, 
     assert lines[0].endswith("; it is left out")
 
 
+def test_histograms_of_a_wrong_type_leave_their_client_out(tmp_path, lines):
+    """Before, its sums were kept, and so no further try described anybody."""
+    clients = MarkedClients(tmp_path)
+    ask, answers = clients.tap._clients["b"], []
+
+    def lies(body):
+        answers.append(ask(body))
+        message = Raw.of(answers[-1])
+        if len(answers) == 2:
+            message.arrays[ANSWER] = ["F8", [1], bytes(8)]
+        return bytes(message)
+
+    clients.tap._clients["b"] = lies
+    described = describe_clients(clients.job, clients.tap, SEEN, 60)
+    assert described.clients == tuple(name for name in SEEN if name != "b")
+    assert len(lines) == 1 and lines[0].startswith("client b: ")
+
+
 def test_nobody_is_described_if_all_answers_are_wrong(tmp_path):
     clients = MarkedClients(tmp_path)
     rows = dict.fromkeys(SEEN, np.array([7, 0, 0]))

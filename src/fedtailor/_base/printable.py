@@ -181,3 +181,12 @@ def _shown(character: str) -> str:
     if character.isspace():
         return " "
     return character.encode("unicode_escape").decode("ascii")
+
+
+MAX_LINE = 1000
+"""Characters of the longest line about a message, whose sender may name things in it."""
+
+
+def shortened(line: str) -> str:
+    """A line, or the beginning of a long one."""
+    return line if len(line) <= MAX_LINE else f"{line[:MAX_LINE]}..."

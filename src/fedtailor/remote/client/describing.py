@@ -29,6 +29,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from fedtailor._base.choice import require
 from fedtailor._base.files import atomic_write
 from fedtailor._base.groups import MIN_ROWS
+from fedtailor._base.printable import join_names, shortened
 from fedtailor.aggregation.accounting.privacy import gaussian_multiplier, require_delta
 from fedtailor.data.tables.description import (
     BINS,
@@ -382,7 +383,7 @@ def describe_clients(
     schema = job.schema
 
     def ask(
-        who: Collection[str], minimum: int, question: Question, **arrays: np.ndarray
+        who: Collection[str], question: Question, **arrays: np.ndarray
     ) -> dict[str, bytes]:
         deadline = time.time() + wait
         requests = {
@@ -399,13 +400,16 @@ def describe_clients(
             for name in sorted(who)
         }
         expected = {ANSWER: ArraySpec((None,), "uint8")}
-        replies = send_and_receive(
-            transport, requests, expected, minimum=minimum
-        ).replies
+        result = send_and_receive(transport, requests, expected, minimum=1)
+        # Who refuses, or answers something else, is left out; who is away may come back.
+        if question.step == COUNTS and result.missing:
+            raise TooFewClients(
+                f"{join_names(result.missing)} sent the sums of its columns, and did not"
+                " answer for the histograms: describe again once it is connected"
+            )
         return {
-            name: replies[name].arrays[ANSWER].tobytes()
-            for name in sorted(who)
-            if name in replies
+            name: reply.arrays[ANSWER].tobytes()
+            for name, reply in result.replies.items()
         }
 
     def parsed(
@@ -438,7 +442,7 @@ def describe_clients(
 
     if question is not None:
         question.check(schema)
-        texts = ask(names, 1, question)
+        texts = ask(names, question)
         check = _expected_noisy(schema, question)
         counts = parsed(texts, lambda name, text: _counts_from(text, check))
         return keep(_noisy_description(schema, question, counts))
@@ -447,12 +451,12 @@ def describe_clients(
         texts = {name: text.encode() for name, text in stored.items()}
         parts = parsed(texts, sums_of)
     else:
-        parts = parsed(ask(names, 1, Question(step=COLUMNS)), sums_of)
+        parts = parsed(ask(names, Question(step=COLUMNS)), sums_of)
         if directory is not None:
             sums = {name: part.to_json() for name, part in parts.items()}
             _write(directory / FILE, {"job": job.identity, "sums": sums})
     pooled = add_statistics(parts.values())
-    texts = ask(parts, len(parts), Question(step=COUNTS), statistics=as_array(pooled))
+    texts = ask(parts, Question(step=COUNTS), statistics=as_array(pooled))
     check = _expected_counts(schema, pooled)
     counts = parsed(texts, lambda name, text: _counts_from(text, check))
     parts = {name: parts[name] for name in counts}
@@ -622,7 +626,7 @@ def _counts_from(text: bytes, bins: Mapping[str, int]) -> ClientCounts:
         counts = ClientCounts.model_validate_json(text)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"]))
+        where = shortened(".".join(map(str, first["loc"])))
         raise ValueError(
             f"these are not counts ({where}: {first['msg'].lower()})"
         ) from None
@@ -640,7 +644,7 @@ def _question_of(request: Request) -> Question:
         return Question.model_validate_json(json.dumps(dict(request.algorithm)))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"]))
+        where = shortened(".".join(map(str, first["loc"])))
         raise ValueError(
             f"the question is not valid ({where}: {first['msg']})"
         ) from None

@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedtailor._base.choice import require
 from fedtailor._base.files import atomic_write
+from fedtailor._base.printable import shortened
 from fedtailor.data.tables import Preprocessing
 from fedtailor.data.tables.kinds import parse_as
 from fedtailor.data.tables.options import TableOptions
@@ -100,7 +101,7 @@ class Statistics(BaseModel):
             statistics = Statistics.model_validate_json(text)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
-            where = ".".join(map(str, first["loc"]))
+            where = shortened(".".join(map(str, first["loc"])))
             raise ValueError(
                 f"these are not statistics of columns ({where}: {first['msg'].lower()})"
             ) from None

@@ -18,6 +18,7 @@ import numpy as np
 
 from fedtailor._base.choice import require
 from fedtailor._base.documentation import see
+from fedtailor._base.printable import shortened
 from fedtailor.protocol import Diverged
 from fedtailor.remote.wire.fingerprints import Origins, OwnOrigin
 from fedtailor.remote.wire.messages import (
@@ -45,15 +46,6 @@ FIRST_POLLS = 0.05
 """The share of the time since the exchange began that lies between two polls, at first.
 A transport may wait for an answer itself, and this time counts.
 """
-
-
-MAX_LINE = 1000
-"""Characters of the longest line about a message, whose sender may name things in it."""
-
-
-def shortened(line: str) -> str:
-    """A line, or the beginning of a long one."""
-    return line if len(line) <= MAX_LINE else f"{line[:MAX_LINE]}..."
 
 
 class Transport(Protocol):

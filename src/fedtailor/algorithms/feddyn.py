@@ -8,6 +8,7 @@ from jaxtyping import Array, Float, Real
 
 from fedtailor._base.choice import require
 from fedtailor.aggregation import mix, reporter_weights
+from fedtailor.algorithms.helpers.own_steps import why_sums_show_clients
 from fedtailor.algorithms.helpers.proximal import require_stable
 from fedtailor.protocol import (
     SGD,
@@ -83,6 +84,11 @@ class FedDyn(Algorithm):
     weights: Literal["uniform", "samples"] = "uniform"
     """Whether every client counts the same in the objective, or every sample (released
     code)."""
+
+    @property
+    def sums_show_clients(self) -> str:
+        # A client's state is its change, and changes the next one by its number of steps.
+        return why_sums_show_clients(self.sgd)
 
     def __post_init__(self) -> None:
         require(

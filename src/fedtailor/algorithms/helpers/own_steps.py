@@ -166,16 +166,16 @@ def require_no_clip(steps: str, sgd: SGD) -> None:
 
 
 def why_sums_show_clients(sgd: SGD) -> str:
-    """`Algorithm.sums_show_clients` of a method whose clients send, beside their models, what
-    follows from these by the number of steps: for few steps a model's change is that number
-    times a mean gradient.
+    """`Algorithm.sums_show_clients` of a method whose clients send, beside their models or in
+    the next round, what follows from these by the number of steps: for few steps a model's
+    change is that number times a mean gradient.
     """
     if sgd.steps is not None:
         return ""
     return (
-        "what they send beside their models is about a change of these by each client's number"
-        " of steps, so that two sums show a client whose number is another: say a number of"
-        " steps in sgd instead of epochs"
+        "what they send beside their models, or next, is about the change of these by each"
+        " client's number of steps, so that two sums show a client whose number is another:"
+        " say a number of steps in sgd instead of epochs"
     )
 
 

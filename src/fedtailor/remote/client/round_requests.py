@@ -181,6 +181,8 @@ class RoundHandler:
         """
         try:
             return self._answer(request)
+        except _ModelTooLarge:
+            raise
         except Refused as error:
             is_too_large = error.code in (Refusal.DIVERGED, Refusal.SUM_RANGE)
             if self._is_hidden and is_too_large:
@@ -430,12 +432,12 @@ class RoundHandler:
         most = self._plan.sums.range / 2
         for name, array in request.arrays.items():
             is_model = name.startswith("stream/") and array.dtype.kind == "f"
-            refuse_unless(
-                not is_model or bool((np.abs(array) <= most).all()),
-                Refusal.SUM_RANGE,
-                f"it is sent a model with an entry beyond {most:g}, half of sum_range of"
-                " the job's [privacy], which has to be larger",
-            )
+            if is_model and not (np.abs(array) <= most).all():
+                raise _ModelTooLarge(
+                    Refusal.SUM_RANGE,
+                    f"it is sent a model with an entry beyond {most:g}, half of sum_range"
+                    " of the job's [privacy], which has to be larger",
+                )
 
     def _description(self, phase: int) -> str:
         """What a request of a phase has to say about the method, as JSON."""
@@ -730,6 +732,10 @@ def own_calibration(model: PersonalModel, val: Split) -> Calibration | None:
     else:
         return None
     return Calibration.of(kind, {model.name: scores}) if _is_finite(scores) else None
+
+
+class _ModelTooLarge(Refused):
+    """What was sent is too large, before a row is looked at."""
 
 
 def _is_finite(tree: Any) -> bool:

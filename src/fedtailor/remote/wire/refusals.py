@@ -116,8 +116,8 @@ _EXPLANATIONS = {
     ),
     Refusal.UNSAFE_SUM: "the sum would not hide its update",
     Refusal.SUM_RANGE: (
-        "its update has a number that sums cannot hold; raise sum_range of the job's"
-        " [privacy]"
+        "its update has a number that sums cannot hold, or the model that it was sent one"
+        " beyond half of these; raise sum_range of the job's [privacy]"
     ),
     Refusal.FAILED: "it failed",
 }

@@ -454,7 +454,7 @@ EXPLAINS = {
     "docs/federation-visibility.md": (
         "At coefficients that a coordinator chooses one row",
         "These sums are exact, over all rows",
-        "is what the others' counts leave of the sum",
+        "is what the others leave of the sum",
         "let the job list all categories and say",
         "say nothing of a laboratory value of one decimal",
         "With windows, numbers of windows also tell",

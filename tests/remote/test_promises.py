@@ -357,7 +357,7 @@ def test_an_infinite_loss_of_few_rows_is_not_told(tmp_path, rows, monkeypatch):
     assert not any(it.any() for name, it in answer.arrays.items() if "score" in name)
 
 
-@pytest.mark.parametrize("entry", [31.9, 32.1])
+@pytest.mark.parametrize("entry", [np.float32(31.9), np.float32(32.1), np.int32(40)])
 def test_models_next_to_the_largest_numbers_of_sums_are_not_trained(tmp_path, entry):
     """The round in which training went beyond them said how many rows of a category there
     are: a step changes an entry by the rate times their share.
@@ -365,9 +365,9 @@ def test_models_next_to_the_largest_numbers_of_sums_are_not_trained(tmp_path, en
     clients = Clients(tmp_path / "job", method="fedavg", rest=f"[privacy]\n{SECURE}")
     plan = plan_of(clients.job)
     client, found = clients.client("a"), []
-    for round, size in enumerate((entry, 0.1)):
+    for round, size in enumerate((entry, np.float32(0.1))):
         arrays = {
-            "stream/model": np.full_like(plan.initial(), size)[None],
+            "stream/model": np.full((1, plan.model.size), size),
             "index/model": np.zeros(1, np.int32),
         }
         request = Request(

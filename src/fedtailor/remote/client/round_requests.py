@@ -431,8 +431,8 @@ class RoundHandler:
             return
         most = self._plan.sums.range / 2
         for name, array in request.arrays.items():
-            is_model = name.startswith("stream/") and array.dtype.kind == "f"
-            if is_model and not (np.abs(array) <= most).all():
+            is_model = name.startswith("stream/") or name == INITIAL
+            if is_model and not (np.abs(array.astype(np.float64)) <= most).all():
                 raise _ModelTooLarge(
                     Refusal.SUM_RANGE,
                     f"it is sent a model with an entry beyond {most:g}, half of sum_range"

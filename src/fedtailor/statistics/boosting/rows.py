@@ -12,7 +12,6 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Float
 from numpy.typing import NDArray
-from scipy.special import log_expit, log_softmax, softmax
 
 from fedtailor.statistics.boosting.bins import bin_numbers
 from fedtailor.statistics.boosting.tree import Move, Tree
@@ -24,6 +23,7 @@ from fedtailor.statistics.grid import (
     from_grid,
     sums_by_place,
 )
+from fedtailor.statistics.portable import exp, log_softmax, softplus
 
 _NOTHING = np.zeros(0)
 
@@ -217,11 +217,11 @@ def derivatives(
     elif raw.shape[1] == 1:
         # Written as scikit-learn does: other forms differ in the last digit, and single
         # precision makes that a larger one.
-        true, odds = y[:, None], np.exp(-np.maximum(raw, -37))
+        true, odds = y[:, None], exp(-np.maximum(raw, -37))
         slopes = ((1 - true) - true * odds) / (1 + odds)
         curvatures = odds / (1 + odds) ** 2
     else:
-        p = softmax(raw, axis=1)
+        p = exp(log_softmax(raw))
         slopes, curvatures = p.copy(), p * (1 - p)
         slopes[np.arange(len(y)), y.astype(np.int64)] -= 1
     return slopes.astype(np.float32), curvatures.astype(np.float32)
@@ -234,5 +234,5 @@ def row_losses(
     if classes is None:
         return (raw[:, 0] - y) ** 2
     if raw.shape[1] == 1:
-        return -log_expit(np.where(y == 1, raw[:, 0], -raw[:, 0]))
-    return -log_softmax(raw, axis=1)[np.arange(len(y)), y.astype(np.int64)]
+        return softplus(np.where(y == 1, -raw[:, 0], raw[:, 0]))
+    return -log_softmax(raw)[np.arange(len(y)), y.astype(np.int64)]

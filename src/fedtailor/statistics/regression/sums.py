@@ -10,9 +10,10 @@ from typing import Literal, get_args
 
 import numpy as np
 from jaxtyping import Float
-from scipy.special import expit, logit, logsumexp
+from scipy.special import logit, logsumexp
 
 from fedtailor.models.tasks.times import cox_sums
+from fedtailor.statistics.portable import exp, expit, softplus
 
 Model = Literal["linear", "logistic", "poisson", "cox"]
 MODELS: tuple[Model, ...] = get_args(Model)
@@ -174,10 +175,10 @@ def terms_of(
     elif model == "logistic":
         near = np.clip(linear, -_FARTHEST, _FARTHEST)
         residuals, weights = y - expit(linear), expit(near) * expit(-near)
-        log_likelihoods = y * linear - np.logaddexp(0, linear)
+        log_likelihoods = y * linear - softplus(linear)
     else:
         linear = np.minimum(linear, _LARGEST)
-        weights = np.exp(linear)
+        weights = exp(linear)
         residuals = y - weights
         log_likelihoods = y * linear - weights
     return RowTerms(design, log_likelihoods, residuals, weights)

@@ -129,8 +129,9 @@ class SecureSums:
             uplink: the transforms that clients apply to their updates.
 
         Raises:
-            ValueError: a method's server or probe needs the vectors of single clients, or
-                sums of its vectors show them, or a transform of the uplink gives something that cannot be added.
+            ValueError: a method's server or probe needs the vectors of single clients, sums
+                of its vectors show them, or a transform of the uplink gives something
+                that cannot be added.
         """
         for method, _ in algorithm.phases():
             name = method.about.name

@@ -1,6 +1,7 @@
 """Model cards say what was measured, and nothing else."""
 
 import re
+from dataclasses import replace
 
 import polars as pl
 import pytest
@@ -45,6 +46,10 @@ def test_a_card_begins_with_what_the_hub_reads(trained):
         f'- "{opened.stored.metric}"',
     ]
     assert text.startswith("\n# Model card: ")
+    # Of results of somebody else.
+    opened.stored = replace(opened.stored, metric="<img src=x>")
+    _, head, _ = ft.model_card(opened, NAMES[0]).split("---\n", 2)
+    assert head.splitlines()[-1] == '- "\\u003cimg src=x>"'
 
 
 def test_measurements_have_their_intervals(trained):

@@ -123,7 +123,13 @@ def file_name(client: str, number: int) -> str:
 
 
 def _front_matter(run: OpenedRun) -> Iterator[str]:
-    """What Hugging Face's hub files a model under, as YAML. A JSON string is YAML, too."""
+    """What Hugging Face's hub files a model under, as YAML. A JSON string is YAML, too;
+    without < it is no HTML where a reader knows no YAML.
+    """
+
+    def text(value: str) -> str:
+        return json.dumps(value).replace("<", "\\u003c")
+
     yield "---"
     yield "library_name: fedtailor"
     if run.preprocessing is not None:
@@ -132,9 +138,9 @@ def _front_matter(run: OpenedRun) -> Iterator[str]:
             yield f"pipeline_tag: tabular-{task}"
     yield "tags:"
     for tag in ("federated-learning", "personalized", run.stored.method):
-        yield f"- {json.dumps(tag)}"
+        yield f"- {text(tag)}"
     yield "metrics:"
-    yield f"- {json.dumps(run.stored.metric)}"
+    yield f"- {text(run.stored.metric)}"
     yield "---"
 
 

@@ -316,6 +316,7 @@ def test_rows_with_missing_cells_are_left_out_and_counted(tmp_path):
         ('"logistic"\n', '"poisson"\n', "needs a target that is a number"),
         ('"logistic"\n', '"logistic"\nintercept = "random"\n', "intercept"),
         ('"logistic"\n', '"logistic"\nerrors = "CR1"\n', "errors"),
+        ('"logistic"\n', '"logistic"\n[boosting]\ntrees = 3\n', "make two jobs"),
         (
             'ward = ["surgery", "medicine"]',
             'ward = "category"',

@@ -497,6 +497,12 @@ def _regression(
             " [regression]",
         )
         require(
+            "boosting" not in content,
+            "boosting and a regression add up other rows (a regression leaves out those with"
+            " a missing cell), and the difference of their sums shows these: make two jobs,"
+            " one with [boosting] and one with [regression]",
+        )
+        require(
             fits and schema.windowing is None,
             f"model {table.model} needs {target} in [data], and no windows",
         )

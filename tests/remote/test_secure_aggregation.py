@@ -441,6 +441,16 @@ def test_clipped_updates_are_added_and_coded_ones_refused(tmp_path):
         Secure(example("fedavg"), tmp_path, uplink=(Cast(),)).training()
 
 
+def test_a_mean_that_clients_would_not_train_ends_the_run(tmp_path):
+    """Before, they refused it round after round, and the coordinator waited for ever."""
+    usual = Secure(example("fedavg"), tmp_path / "usual").training()
+    usual.advance()
+    largest = float(np.abs(usual.server.model).max())
+    sums = SecureSums(range=1.9 * largest)
+    with pytest.raises(ValueError, match="half of sum_range: raise sum_range of the"):
+        Secure(example("fedavg"), tmp_path / "small", sums=sums).training().advance()
+
+
 @pytest.mark.parametrize("name", ["ditto", "scaffold"])
 def test_states_of_clients_go_on(name, tmp_path):
     """Clients keep Ditto's personal models, and SCAFFOLD's controls, whose changes are

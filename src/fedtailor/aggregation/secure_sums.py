@@ -121,6 +121,33 @@ class SecureSums:
         share = math.ceil(self.threshold * neighbours - 1e-9)
         return max(MIN_CLIENTS, neighbours // 2 + 1, share)
 
+    @property
+    def largest_model(self) -> float:
+        """The largest absolute value of an entry of a model that clients train.
+
+        From one next to `range`, the round in which training goes beyond would say how many
+        of a client's rows have a category.
+        """
+        return self.range / 2
+
+    def check_models(self, kind: str, sums: Float[np.ndarray, "s n"]) -> None:
+        """Check that clients will train models that were added up.
+
+        Args:
+            kind: of the vectors; others than models are not sent to clients again.
+            sums: of them.
+
+        Raises:
+            ValueError: they will not.
+        """
+        largest = float(np.abs(sums).max(initial=0.0))
+        require(
+            kind != "model" or largest <= self.largest_model,
+            f"a mean of models has an entry of size {largest:g}, and clients train models"
+            f" with entries up to {self.largest_model:g}, half of sum_range: raise"
+            " sum_range of the job's [privacy], or lower the learning rate",
+        )
+
     def check(self, algorithm: Algorithm, uplink: Pipeline) -> None:
         """Check that a method needs no more than sums.
 
@@ -441,6 +468,7 @@ def hidden_update(
             result, released = add_up(
                 weights[:, reporting], vectors, names, settings, earlier
             )
+            settings.check_models(kind, result[0])
             history.record(cohort.round, [kind, index], released, names)
             sent[:] = sent[0] + int(result[1].sum()), vectors.shape[1]
             return result

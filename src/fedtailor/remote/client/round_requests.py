@@ -421,15 +421,12 @@ class RoundHandler:
     def _check_models(self, request: Request) -> None:
         """Check that what is trained is far from the largest numbers of sums.
 
-        From a model next to them, the round in which training goes beyond would say how
-        many rows of a category there are. This says nothing about the rows.
-
         Raises:
-            Refused: it is not.
+            Refused: it is not, whatever the rows are.
         """
         if self._plan.sums is None or not request.reply:
             return
-        most = self._plan.sums.range / 2
+        most = self._plan.sums.largest_model
         for name, array in request.arrays.items():
             is_model = name.startswith("stream/") or name == INITIAL
             if is_model and not (np.abs(array.astype(np.float64)) <= most).all():

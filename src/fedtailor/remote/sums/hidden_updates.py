@@ -89,7 +89,9 @@ class HiddenUpdates:
                 asked=self._asked,
                 vector=(kind, index),
             )
-            return server.run(weights[:, self._reporting])
+            sums, are_known = server.run(weights[:, self._reporting])
+            self._settings.check_models(kind, sums)
+            return sums, are_known
 
         return HiddenRows(
             (self._clients, *shape.shape),

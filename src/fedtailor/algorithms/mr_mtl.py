@@ -3,6 +3,7 @@
 from typing import Any, ClassVar, Literal
 
 from fedtailor.algorithms.helpers.automatic_pull import AutomaticPull, require_pull
+from fedtailor.algorithms.helpers.own_steps import why_sums_show_clients
 from fedtailor.algorithms.helpers.personal_model import PersonalModelAlgorithm
 from fedtailor.algorithms.helpers.proximal import proximal_term
 from fedtailor.protocol import (
@@ -68,6 +69,11 @@ class MRMTL(PersonalModelAlgorithm, AutomaticPull):
     grid of 0.1 to 3); "auto" = 2 sigma^2 / (n_i tau^2) for each client, of linear
     models, with variances from one exchange before training.
     """
+
+    @property
+    def sums_show_clients(self) -> str:
+        # The pull moves a client's model by its number of steps, round after round.
+        return why_sums_show_clients(self.sgd)
 
     def __post_init__(self) -> None:
         require_pull("lam", self.lam, self.sgd)

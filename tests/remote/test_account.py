@@ -266,6 +266,13 @@ def test_the_account_is_its_owners_only_and_says_what_it_holds(tmp_path):
     assert spent.startswith("spent so far: epsilon") and "at most" not in spent
     assert bare.startswith("2 answers without noise")
     assert math.isfinite(account.epsilons()["client"][0])
+    # Private steps, or counts with noise, say something about all rows, too.
+    assert "for all rows of this client (delta" in spent
+    account.record(request(round=2), [STEPS])
+    _, spent, _ = account.describe()
+    assert (
+        "for all rows of this client in updates with noise of its own (delta" in spent
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -302,13 +302,17 @@ class ClientAccount:
         return lines
 
     def _describe_epsilons(self) -> str:
+        epsilons = self.epsilons()
         names = {
             "client": "for all rows of this client",
             "example": "for each row or window",
         }
+        if len(epsilons) > 1:
+            # Private steps and noisy counts hide a row, and not all of them.
+            names["client"] += " in updates with noise of its own"
         parts = [
             f"epsilon {epsilon:.2f} {names[unit]} (delta {delta:g})"
-            for unit, (epsilon, delta) in self.epsilons().items()
+            for unit, (epsilon, delta) in epsilons.items()
         ]
         most = f", at most {self._most_epsilon:g}"
         return "; ".join(parts) + (most if math.isfinite(self._most_epsilon) else "")

@@ -434,3 +434,15 @@ def test_only_numbers_have_units(fitted, tmp_path, units):
     arrays = {**first[3].arrays, "y_units": np.array(units)}
     more = asking(first[0], "begin", 3, first[0].run, arrays)
     assert decode_reply(client(encode_request(more))).refusal is Refusal.MALFORMED
+
+
+@pytest.mark.parametrize("age", [1e13, "1e13"])
+def test_a_table_that_cannot_be_fitted_ends_its_client_before_anything_is_sent(
+    tmp_path, age
+):
+    """Before, it refused the first sum: which rows its sums of columns hide followed."""
+    table = pl.DataFrame({"age": [age], "ward": ["surgery"], "label": ["no"]})
+    clients = Fitted(tmp_path / "job")
+    table.write_csv(tmp_path / "far.csv")
+    with pytest.raises(ValueError, match="a number of the table is 1e\\+13"):
+        client_design(read_table(tmp_path / "far.csv", clients.job.schema), "logistic")

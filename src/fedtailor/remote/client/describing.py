@@ -14,7 +14,6 @@ import hashlib
 import json
 import logging
 import math
-import secrets
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -61,6 +60,7 @@ from fedtailor.remote.job.statistics import (
     read_table,
     statistics_from_arrays,
 )
+from fedtailor.remote.keys.secret import secret_in
 from fedtailor.remote.wire.messages import ArraySpec, Request
 from fedtailor.remote.wire.refusals import Refusal, refuse_unless, refusing
 from fedtailor.remote.wire.request_kind import DESCRIBE
@@ -294,10 +294,20 @@ class Describer:
             examples=rows,
         )
         self._account.record(request, [release])
-        rng = np.random.default_rng(secrets.randbits(256))
+        counted = {
+            name: _count_cells(columns[name], kinds[name], cells)
+            for name, cells in noisy_cells(self._schema, question).items()
+        }
+        # The same counts have the same noise, also of another process, or after a backup.
+        content = [
+            str(secret_in(self._path.parent)).encode(),
+            _digest_of(request).encode(),
+        ]
+        content += [counts.tobytes() for counts in counted.values()]
+        digest = hashlib.sha256(b" ".join(content)).digest()
+        rng = np.random.default_rng(int.from_bytes(digest, "big"))
         histograms = {}
-        for name, cells in noisy_cells(self._schema, question).items():
-            counts = _count_cells(columns[name], kinds[name], cells)
+        for name, counts in counted.items():
             noisy = np.rint(counts + rng.normal(0, noise.deviation, len(counts)))
             noisy[noisy < MIN_ROWS] = 0
             histograms[name] = tuple(noisy.astype(np.int64).tolist())

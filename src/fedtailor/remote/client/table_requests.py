@@ -100,6 +100,10 @@ class JobHandler:
             self._begin(rows)
         else:
             self._table = read_table(data, job.schema)
+            if job.regression is not None:
+                # What cannot be fitted shows before anything is sent: a refusal afterwards
+                # would be something about the rows.
+                client_design(self._table, job.regression.model)
             cells = self._table.frame.write_csv().encode()
             content = [cells, np.asarray(self._table.y).tobytes()]
             times = self._table.times

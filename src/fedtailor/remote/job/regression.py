@@ -8,6 +8,7 @@ import polars as pl
 
 from fedtailor.remote.job.job import Schema
 from fedtailor.remote.job.statistics import ClientTable
+from fedtailor.statistics.grid import check_numbers, check_rows
 from fedtailor.statistics.regression import ClientRows, Model, check_targets
 
 
@@ -66,7 +67,7 @@ def client_design(table: ClientTable, model: Model) -> ClientDesign:
         model: which regression.
 
     Raises:
-        ValueError: the targets are not those of the model.
+        ValueError: the targets are not those of the model, or sums cannot hold the rows.
     """
     schema = table.schema
     columns = [table.parsed(name) for name in schema.columns]
@@ -85,4 +86,7 @@ def client_design(table: ClientTable, model: Model) -> ClientDesign:
     if schema.event is not None:
         y, seen = y[:, 0], y[:, 1]
     check_targets(y, model)
+    check_rows(len(y))
+    for numbers in (x, y):
+        check_numbers(numbers, "a number of the table")
     return ClientDesign(ClientRows(x, y, seen), int((~complete).sum()))

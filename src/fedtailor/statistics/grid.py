@@ -7,7 +7,8 @@ that are too large are cut in each row: a client that said so would say how larg
 sum is.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from jaxtyping import Float, Int, Int64, UInt32
 from numpy.typing import NDArray
 
 from fedtailor._base.choice import require
-from fedtailor.aggregation.whole_numbers import from_words, to_words
+from fedtailor.aggregation.whole_numbers import add_words, from_words, to_words
 
 BITS = 40
 """Rows are rounded to multiples of 2^-40."""
@@ -84,6 +85,11 @@ def from_grid(words: UInt32[NDArray, "... words"]) -> NDArray[np.float64]:
     is_large = halves[:, 1] != halves[:, 0] >> 63
     numbers[is_large] = [number / 2**BITS for number in from_words(flat[is_large])]
     return numbers.reshape(words.shape[:-1])
+
+
+def total_of(answers: Sequence[UInt32[NDArray, "... words"]]) -> NDArray[np.float64]:
+    """The sums of clients' answers, as behind masks."""
+    return from_grid(reduce(partial(add_words, words=WORDS), answers))
 
 
 def _parts(numbers: Float[NDArray, "..."]) -> tuple[NDArray[np.int64], ...]:

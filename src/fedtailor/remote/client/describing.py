@@ -60,7 +60,7 @@ from fedtailor.remote.job.statistics import (
     read_table,
     statistics_from_arrays,
 )
-from fedtailor.remote.keys.secret import secret_in
+from fedtailor.remote.keys.secret import secret_in, seed_from
 from fedtailor.remote.wire.messages import ArraySpec, Request
 from fedtailor.remote.wire.refusals import Refusal, refuse_unless, refusing
 from fedtailor.remote.wire.request_kind import DESCRIBE
@@ -299,13 +299,11 @@ class Describer:
             for name, cells in noisy_cells(self._schema, question).items()
         }
         # The same counts have the same noise, also of another process, or after a backup.
-        content = [
-            str(secret_in(self._path.parent)).encode(),
-            _digest_of(request).encode(),
-        ]
-        content += [counts.tobytes() for counts in counted.values()]
-        digest = hashlib.sha256(b" ".join(content)).digest()
-        rng = np.random.default_rng(int.from_bytes(digest, "big"))
+        content = [counts.tobytes() for counts in counted.values()]
+        asked = _digest_of(request).encode()
+        rng = np.random.default_rng(
+            seed_from(secret_in(self._path.parent), asked, *content)
+        )
         histograms = {}
         for name, counts in counted.items():
             noisy = np.rint(counts + rng.normal(0, noise.deviation, len(counts)))

@@ -74,7 +74,7 @@ from fedtailor.remote.wire.request_kind import (
 )
 from fedtailor.remote.wire.run_log import client_log
 from fedtailor.remote.wire.secure_sums import KEYS, STAGES, SUM
-from fedtailor.remote.wire.vector_cache import INITIAL
+from fedtailor.remote.wire.vector_cache import INITIAL, is_vector
 from fedtailor.remote.wire.wire import WORK, asked_of_all, named, read_downlink
 from fedtailor.statistics.conformal import Calibration
 
@@ -162,8 +162,8 @@ class RoundHandler:
         # By phase, computed once.
         self._initial_states: dict[int, Any] = {}
         self._descriptions: dict[int, str] = {}
-        # Results of a canonical executor do not depend on this machine's devices.
         self._log = client_log(federation.names[0])
+        # Results of a canonical executor do not depend on this machine's devices.
         self._executor = DeviceExecutor(
             federation, plan.model, Settings(devices=1, canonical=True)
         )
@@ -428,8 +428,7 @@ class RoundHandler:
             return
         most = self._plan.sums.largest_model
         for name, array in request.arrays.items():
-            is_model = name.startswith("stream/") or name == INITIAL
-            if is_model and not (np.abs(array.astype(np.float64)) <= most).all():
+            if is_vector(name) and not (np.abs(array.astype(np.float64)) <= most).all():
                 raise _ModelTooLarge(
                     Refusal.SUM_RANGE,
                     f"it is sent a model with an entry beyond {most:g}, half of sum_range"

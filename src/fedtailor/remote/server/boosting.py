@@ -38,7 +38,6 @@ from fedtailor.statistics.boosting import (
     save_boosted,
     save_progress,
 )
-from fedtailor.statistics.grid import WORDS, from_grid
 
 FOLDER = "boosted"
 """Directory of the shared trees, within that of the federation."""
@@ -233,7 +232,7 @@ class _Machines:
             expected_size(it, self._inputs, self._classes, self._width) for it in asked
         ]
         sizes = [int(np.prod(shape)) for shape in shapes]
-        numbers = from_grid(self._steps.sum(plain, arrays, sum(sizes), WORDS))
+        numbers = self._steps.sum(plain, arrays, sum(sizes))
         parts = np.split(numbers, np.cumsum(sizes)[:-1])
         found = [it.reshape(shape) for it, shape in zip(parts, shapes, strict=True)]
         if len(found) > 1:

@@ -16,7 +16,6 @@ from fedtailor.remote.keys.secret import run_identity
 from fedtailor.remote.server.steps import StepsServer
 from fedtailor.remote.wire.regression import REGRESS, plain_question
 from fedtailor.remote.wire.transport import TooFewClients, Transport
-from fedtailor.statistics.grid import WORDS, from_grid
 from fedtailor.statistics.regression import (
     Fitted,
     Regression,
@@ -76,7 +75,7 @@ def fit_clients(
         shared = len(request.arrays["shared"]) if request.kind == "begin" else shared
         size = answer_size(request, len(design.names), shared)
         arrays = {name: np.asarray(it) for name, it in request.arrays.items()}
-        return from_grid(steps.sum(plain_question(request), arrays, size, WORDS))
+        return steps.sum(plain_question(request), arrays, size)
 
     try:
         fitted = fit_from_sums(

@@ -27,6 +27,7 @@ from fedtailor.remote.wire.run_log import COORDINATOR_LOG
 from fedtailor.remote.wire.secure_sums import KEYS, SUM
 from fedtailor.remote.wire.transport import TooFewClients, Transport, send_and_receive
 from fedtailor.remote.wire.wire import common_digest
+from fedtailor.statistics.grid import WORDS, from_grid
 
 PAUSE_S = 1.0
 """Seconds between two tries of a step."""
@@ -96,22 +97,17 @@ class StepsServer:
         self._step, self._exchange = 0, 0
 
     def sum(
-        self,
-        step: Mapping[str, Any],
-        arrays: Mapping[str, np.ndarray],
-        size: int,
-        words: int,
-    ) -> NDArray[np.uint32]:
+        self, step: Mapping[str, Any], arrays: Mapping[str, np.ndarray], size: int
+    ) -> NDArray[np.float64]:
         """Have all clients take a step, and add up their answers behind masks.
 
         Args:
             step: what stands under the key, without the number of clients.
             arrays: those of the step.
-            size: how many whole numbers an answer has.
-            words: of each number.
+            size: how many numbers an answer has.
 
         Returns:
-            Their sums [n, words].
+            Their sums.
 
         Raises:
             TooFewClients: a client did not answer for so long, or refused for good.
@@ -119,9 +115,7 @@ class StepsServer:
         step = {**step, CLIENTS: len(self._names)}
         asked_of_all = {**self._description, self._key: step}
         self._asked = common_digest(asked_of_all, arrays, self._asked)
-        found = self._until_all_answer(
-            partial(self._try_sum, step, arrays, size, words)
-        )
+        found = self._until_all_answer(partial(self._try_sum, step, arrays, size))
         self._step += 1
         return found
 
@@ -164,12 +158,8 @@ class StepsServer:
             raise TooFewClients("a client did not take the last step")
 
     def _try_sum(
-        self,
-        step: Mapping[str, Any],
-        arrays: Mapping[str, np.ndarray],
-        size: int,
-        words: int,
-    ) -> NDArray[np.uint32]:
+        self, step: Mapping[str, Any], arrays: Mapping[str, np.ndarray], size: int
+    ) -> NDArray[np.float64]:
         count = len(self._names)
         server = SecureSumServer(
             partial(self._run_stage, step, arrays),
@@ -181,12 +171,12 @@ class StepsServer:
             round=self._step,
             asked=self._asked,
             vector=(self._key, None),
-            words=words,
+            words=WORDS,
         )
         total = server.add_whole()
         if len(server.remaining) < count:
             raise TooFewClients("a client was lost while a sum was unmasked")
-        return total
+        return from_grid(total)
 
     def _run_stage(
         self,

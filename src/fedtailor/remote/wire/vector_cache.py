@@ -30,6 +30,12 @@ KNOWN = "known/"
 INITIAL, STREAM = "initial", "stream/"
 """Arrays of vectors: the model that a state starts from [d], and streams [n, ...]."""
 
+
+def is_vector(name: str) -> bool:
+    """Whether an array of a request holds vectors."""
+    return name == INITIAL or name.startswith(STREAM)
+
+
 _OF_ROUNDS = ("stream", "scalar", "index")
 MAX_KINDS, MAX_KIND_LENGTH = 64, 100
 """The most kinds of what a job's rounds send, and the most characters of one. A client keeps
@@ -135,7 +141,7 @@ class VectorCache:
             else:
                 arrays[name] = array
         self._check_kinds(arrays)
-        names = [name for name in arrays if name == INITIAL or name.startswith(STREAM)]
+        names = list(filter(is_vector, arrays))
         fits = set(known) <= set(names) and all(map(_is_digests, known.values()))
         refuse_unless(
             fits,
@@ -190,7 +196,7 @@ class VectorCache:
         """
         self._kinds |= _kinds_of(request.arrays)
         for name, array in request.arrays.items():
-            if name != INITIAL and not name.startswith(STREAM):
+            if not is_vector(name):
                 continue
             rows = {vector_digest(row): row for row in _as_rows(name, array)}
             if len(rows) < len(_as_rows(name, array)):

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial, reduce
 
 import numpy as np
 from jaxtyping import Float
@@ -10,7 +9,6 @@ from numpy.typing import NDArray
 from scipy.special import log_expit, log_softmax
 
 from fedtailor._base.choice import require, require_one_or_more
-from fedtailor.aggregation.whole_numbers import add_words
 from fedtailor.statistics.boosting.bins import (
     MOST_BINS,
     ROWS_OF_BIN,
@@ -24,7 +22,7 @@ from fedtailor.statistics.boosting.tree import (
     grow,
     predict_all,
 )
-from fedtailor.statistics.grid import WORDS, from_grid
+from fedtailor.statistics.grid import total_of
 
 Ask = Callable[[BoostingRequest], NDArray[np.float64]]
 """Sends a request to all clients and returns the sum of their answers."""
@@ -160,9 +158,7 @@ def sum_over(clients: Sequence[BoostingRows]) -> Ask:
     def ask(request: BoostingRequest) -> NDArray[np.float64]:
         answers = [client.answer(request) for client in clients]
         if clients[0].on_grid and answers[0].size:
-            add = partial(add_words, words=WORDS)
-            flat = reduce(add, [it.reshape(1, -1) for it in answers])
-            return from_grid(flat.reshape(answers[0].shape))
+            return total_of(answers)
         return np.sum(answers, axis=0)
 
     return ask

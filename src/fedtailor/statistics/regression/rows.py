@@ -7,7 +7,6 @@ simulation the answers are added in one process.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial, reduce
 from typing import Any, Literal
 
 import numpy as np
@@ -16,11 +15,9 @@ from numpy.typing import NDArray
 from scipy.special import gammaln
 
 from fedtailor._base.choice import require
-from fedtailor.aggregation.whole_numbers import add_words
 from fedtailor.statistics.grid import (
-    WORDS,
-    from_grid,
     sums_of_rows,
+    total_of,
 )
 from fedtailor.statistics.regression.sums import (
     ClientRows,
@@ -274,8 +271,7 @@ def sum_over(clients: Sequence[RegressionRows], *, on_grid: bool = False) -> Ask
 
     def ask(request: RegressionRequest) -> NDArray[np.float64]:
         if on_grid:
-            add = partial(add_words, words=WORDS)
-            return from_grid(reduce(add, [it.words(request) for it in clients]))
+            return total_of([it.words(request) for it in clients])
         return np.sum([it.answer(request) for it in clients], axis=0)
 
     return ask

@@ -8,7 +8,6 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 
@@ -20,18 +19,12 @@ from fedtailor.remote.client.store import ClientStore
 from fedtailor.remote.client.table_requests import DESCRIBE
 from fedtailor.remote.job.plan import plan_of
 from fedtailor.remote.keys.kit import read_kit
-from fedtailor.remote.server.boosting import _Machines, boost_clients
-from fedtailor.remote.service import (
-    Connection,
-    agree_on_preprocessing,
-    wait_for_clients,
-)
+from fedtailor.remote.server.boosting import boost_clients
 from fedtailor.remote.wire.boosting import BOOST, SUMMED
 from fedtailor.remote.wire.messages import Reply, Request, decode_reply, encode_request
 from fedtailor.remote.wire.request_kind import CLIENTS
 from fedtailor.remote.wire.secure_sums import KEYS, SUM
 from fedtailor.remote.wire.transport import LoopbackTransport, TooFewClients
-from remote.taps import TellingOthers
 
 MORE_MEMORY = 2**26
 """Bytes that a message to a client with forty rows may cost."""
@@ -187,49 +180,6 @@ class Choosing:
             raise AssertionError(f"{kind}: the same was answered without {left_out}")
         finally:
             shutil.rmtree(folder)
-
-    def other_pooled(self, rng: np.random.Generator) -> None:
-        """Trees of clients of which all but one were sent pooled sums beside which their
-        cells are nearly alike: their answers would be known, and that one's left.
-        """
-        federation = self._federation("trees-pooled")
-        folder = self._folder / f"pooled-{int(rng.integers(2**62))}"
-        responders = {}
-        for name in NAMES:
-            shutil.copytree(federation.kit(name), folder / name)
-            kit = read_kit(folder / name)
-            store = ClientStore(kit.state, kit.job.identity)
-            responders[name] = responder_of(kit, store, federation.files[name])
-        job = read_kit(folder / TARGET).job
-        favoured = NAMES[int(rng.integers(len(NAMES)))]
-        transport = TellingOthers(responders, job.schema, favoured)
-        rows = wait_for_clients(Connection(job, NAMES, transport), wait=600)
-        statistics = agree_on_preprocessing(job, transport, NAMES, 600)
-        found: list[np.ndarray] = []
-        ask = _Machines.ask
-
-        def first(machines: _Machines, question: Any) -> np.ndarray:
-            found.append(ask(machines, question))
-            raise TooFewClients("this is enough")
-
-        try:
-            with patch.object(_Machines, "ask", first):
-                boost_clients(
-                    job,
-                    transport,
-                    rows,
-                    folder / "trees",
-                    statistics=statistics,
-                    patience=0.0,
-                )
-        except TooFewClients:
-            pass
-        finally:
-            shutil.rmtree(folder)
-        self.answered["other_pooled"] += len(found)
-        assert all(np.abs(it).max() > 1e4 for it in found), (
-            f"a sum with other pooled sums for all but {favoured} is without masks"
-        )
 
     def stop(self) -> None:
         """Nothing is kept."""

@@ -137,7 +137,6 @@ def choosing(tmp_path_factory):
         ("chosen_models", {"evaluate"}),
         ("chosen_descriptions", {"columns"}),
         ("without_one", {"without_one"}),
-        ("other_pooled", {"other_pooled"}),
     ],
 )
 def test_a_coordinator_that_chooses(choosing, kind, said):

@@ -150,14 +150,15 @@ TESTED = {
             "test_sums_over_machines_do_not_depend_on_whose_rows_they_are",
             "test_a_sum_is_of_rows_that_are_rounded_whoever_has_them",
         ),
-        "a job adds models, or the sums of boosting and a regression, and not both": (
-            "test_sums_of_training_and_of_boosting_are_of_different_jobs",
+        "a job adds models, or the sums of boosting or a regression, and not both": (
+            "test_a_job_that_boosts_trains_nothing_else",
+            "test_clients_that_boost_tell_nothing_of_their_columns",
         ),
         "add masks that do not cancel": (
             "test_clients_that_were_asked_different_things_give_no_sum",
             "test_clients_that_are_sent_different_models_give_no_sum",
-            "test_clients_that_are_asked_different_questions_give_no_sum",
             "test_clients_that_prepare_their_tables_otherwise_give_no_sum",
+            "test_clients_that_are_asked_different_questions_give_no_sum",
             "test_clients_that_add_different_vectors_give_no_sum",
         ),
         "confirmed to each other that it is these": (
@@ -355,6 +356,14 @@ TESTED = {
             "test_a_coordinator_cannot_ask_a_question_again",
             "test_the_same_questions_without_a_client_are_not_answered",
         ),
+        "clients tell nothing of their columns": (
+            "test_clients_that_boost_tell_nothing_of_their_columns",
+            "test_all_categories_of_a_job_that_boosts_are_listed",
+        ),
+        "Nor do they describe their tables without noise": (
+            "test_clients_that_boost_tell_nothing_of_their_columns",
+            "test_jobs_that_count_classes_behind_masks_are_described_with_noise_only",
+        ),
         "a policy with `noise_only` refuses such a job": (
             "test_a_policy_decides_on_trees",
         ),
@@ -453,9 +462,9 @@ EXPLAINS = {
     ),
     "docs/federation-visibility.md": (
         "At coefficients that a coordinator chooses one row",
+        "Beside them, a count of fewer than five rows",
         "These sums are exact, over all rows",
-        "is what the others leave of the sum",
-        "let the job list all categories and say",
+        "In two jobs over the same rows both can be had",
         "say nothing of a laboratory value of one decimal",
         "With windows, numbers of windows also tell",
         "Where few rows of all clients have a category",

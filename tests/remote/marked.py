@@ -134,20 +134,21 @@ class MarkedClients:
         method: key of `METHODS`.
         privacy: lines of the job's table [privacy].
         rows: rows of each table.
+        job: text of the job.
 
     Attributes:
         marks: what must not leave.
         logs: the lines that each client logs.
     """
 
-    def __init__(self, directory, method="fedavg", privacy="", rows=60):
+    def __init__(self, directory, method="fedavg", privacy="", rows=60, job=JOB):
         self.directory = directory / "Qzdirectory"
         self.directory.mkdir()
         self.marks, self.logs = Marks(), {name: [] for name in NAMES}
         for name, lines in self.logs.items():
             Lines(lines.append, logging.WARNING).listen(client_log(name))
         self.marks.add_word("Qzdirectory")
-        text = JOB.format(
+        text = job.format(
             method=METHODS[method]
             + "\nsgd = { lr = 0.05, epochs = 1, batch_size = 8 }",
             privacy=privacy,

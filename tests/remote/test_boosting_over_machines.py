@@ -9,22 +9,26 @@ import pytest
 
 from fedtailor.cli import main
 from fedtailor.engine.storage.export import load_models
+from fedtailor.remote.client.describing import COLUMNS, COUNTS, describe_clients
 from fedtailor.remote.client.policy import Policy
 from fedtailor.remote.client.round_requests import PERSONAL
-from fedtailor.remote.job.examples import federation_from_rows
+from fedtailor.remote.job.examples import federation_from_rows, read_all
 from fedtailor.remote.job.plan import plan_of
+from fedtailor.remote.job.statistics import Statistics, as_array
 from fedtailor.remote.server.boosting import (
     SHARED,
     TREES,
     UNDER_WAY,
     boost_clients,
 )
+from fedtailor.remote.server.coordinate import coordinate
 from fedtailor.remote.server.steps import StepRefused
 from fedtailor.remote.service import (
     Connection,
     agree_on_preprocessing,
     wait_for_clients,
 )
+from fedtailor.remote.simulation import simulate_job
 from fedtailor.remote.sums.server import SecureSumServer
 from fedtailor.remote.wire.boosting import BOOST, most_steps, read_steps
 from fedtailor.remote.wire.messages import (
@@ -34,8 +38,13 @@ from fedtailor.remote.wire.messages import (
     encode_request,
 )
 from fedtailor.remote.wire.refusals import Refusal
-from fedtailor.remote.wire.request_kind import CLIENTS
-from fedtailor.remote.wire.secure_sums import KEYS, SUM, UNMASK
+from fedtailor.remote.wire.request_kind import (
+    AGREED,
+    CLIENTS,
+    DESCRIBE,
+    STATISTICS,
+)
+from fedtailor.remote.wire.secure_sums import KEYS, SUM
 from fedtailor.remote.wire.transport import TooFewClients
 from fedtailor.statistics.boosting import (
     BoostedModel,
@@ -47,8 +56,8 @@ from fedtailor.statistics.boosting import (
     save_progress,
 )
 from remote.jobs import NAMES, Clients
-from remote.marked import SEEN, MarkedClients
-from remote.taps import Tap, TellingOthers
+from remote.marked import JOB, SEEN, MarkedClients
+from remote.taps import Tap
 
 INPUTS = 3  # age, and one for each ward
 REST = """
@@ -481,27 +490,35 @@ def test_clients_that_are_asked_different_questions_give_no_sum(tmp_path):
         clients.boost(Favouring(clients.responders), patience=0.0)
 
 
-def test_clients_that_prepare_their_tables_otherwise_give_no_sum(tmp_path):
-    """Before, a coordinator sent all others pooled sums beside which their cells are 0: the
-    counts of the one that is left were those of its own cells.
-    """
-    privacy = REST.partition("[privacy]")[2]
-    clients = MarkedClients(tmp_path, privacy=privacy, rows=40)
-    rows = wait_for_clients(Connection(clients.job, SEEN, clients.tap), wait=600)
-    responders = {it: clients.client(it) for it in SEEN}
-    tap = TellingOthers(responders, clients.job.schema, SEEN[0])
-    statistics = agree_on_preprocessing(clients.job, tap, SEEN, 600)
-    with pytest.raises(StepRefused, match="the sum would not hide its rows"):
-        boost_clients(
-            clients.job,
-            tap,
-            rows,
-            tmp_path / "boosted",
-            statistics=statistics,
-            patience=0.0,
+def table_clients(directory, **options):
+    """Clients with tables that are boosted, whose categories are all listed."""
+    return MarkedClients(
+        directory,
+        privacy=REST.partition("[privacy]")[2],
+        job=JOB.replace('ward = "category"\n', ""),
+        **options,
+    )
+
+
+def test_clients_that_boost_tell_nothing_of_their_columns(tmp_path):
+    """Beside the sums of all rows, sums of the others' columns show what one hides."""
+    clients = table_clients(tmp_path)
+    assert agree_on_preprocessing(clients.job, clients.tap, SEEN, 60)
+    assert not clients.tap.sent
+    pooled = as_array(Statistics.unscaled(clients.job.schema))
+    for task, settings, arrays in (
+        (STATISTICS, {}, {}),
+        (AGREED, {}, {STATISTICS: pooled}),
+        (DESCRIBE, {"step": COLUMNS}, {}),
+        (DESCRIBE, {"step": COUNTS}, {STATISTICS: pooled}),
+    ):
+        request = Request(
+            *(clients.job.identity, 0, 0, task, "a"), algorithm=settings, arrays=arrays
         )
-    replies = [decode_reply(body) for _, body in tap.sent]
-    assert {it.task for it in replies if it.refusal} == {UNMASK}
+        reply = decode_reply(clients.client("a")(encode_request(request)))
+        assert reply.refusal is Refusal.NOT_IN_JOB
+    with pytest.raises(ValueError, match="would show what one client hides"):
+        describe_clients(clients.job, clients.tap, SEEN, 60)
 
 
 @pytest.mark.parametrize("size", [1e6, 1e300])
@@ -536,36 +553,35 @@ def test_no_prediction_makes_a_sum_too_large(tmp_path, size):
     assert ask(0, "b", "start") is None
 
 
-@pytest.mark.parametrize("first", ["boosting", "training"])
-def test_sums_of_training_and_of_boosting_are_of_different_jobs(tmp_path, first, lines):
+def test_a_job_that_boosts_trains_nothing_else(tmp_path):
     """With the weights 1, 1, 1 and 1/2 of numbers of rows a sum of models, which are means
     over rows, and one of boosting, which adds up rows, were one client's together.
     """
     clients = Boosted(tmp_path / "job")
     plan = plan_of(clients.job)
+    arrays = {
+        "stream/model": plan.initial()[None],
+        "index/model": np.zeros(1, np.int32),
+    }
+    request = Request(
+        *(clients.job.identity, 0, 0, "client", "a"),
+        run="ab",
+        algorithm=plan.describe(0),
+        arrays=arrays,
+    )
+    reply = decode_reply(clients.responders["a"](encode_request(request)))
+    assert reply.refusal is Refusal.NOT_IN_JOB
+    tap, sizes = Tap(clients.responders), clients.sizes(NAMES)
+    with pytest.raises(ValueError, match="run fedtailor federation boost"):
+        coordinate(clients.job, tap, sizes, tmp_path / "run")
+    data = federation_from_rows(clients.job, clients.rows)
+    with pytest.raises(ValueError, match="run fedtailor federation boost"):
+        simulate_job(clients.job, data)
 
-    def train(name):
-        algorithm = plan.describe(0)
-        arrays = {
-            "stream/model": plan.initial()[None],
-            "index/model": np.zeros(1, np.int32),
-        }
-        request = Request(
-            *(clients.job.identity, 0, 0, "client", name),
-            run="ab",
-            algorithm=algorithm,
-            arrays=arrays,
-        )
-        responder = clients.responders[name]
-        return decode_reply(responder(encode_request(request))).refusal
 
-    if first == "training":
-        assert train("a") is None
-        with pytest.raises(StepRefused, match="also of training in the same job"):
-            clients.boost(patience=0.0)
-    else:
-        clients.boost()
-        assert train("a") is Refusal.UNSAFE_SUM
+def test_all_categories_of_a_job_that_boosts_are_listed(tmp_path):
+    with pytest.raises(ValueError, match="needs the categories of 'ward'"):
+        MarkedClients(tmp_path, privacy=REST.partition("[privacy]")[2])
 
 
 def test_the_same_questions_with_a_row_less_are_not_answered(tmp_path, lines):
@@ -665,13 +681,25 @@ def test_models_of_machines_predict_on_the_command_line(boosted, tmp_path, capsy
     np.testing.assert_array_equal(found, model.outputs(data.x).argmax(axis=1))
 
 
-def test_machines_that_prepare_their_tables_together_boost_too(tmp_path):
-    """The shared trees then take raw rows, the target among them."""
-    clients = MarkedClients(tmp_path, privacy=REST.partition("[privacy]")[2])
+def test_machines_boost_tables_of_any_units(tmp_path):
+    """Numbers stay in their units, and a missing cell has an input that says so. The shared
+    trees take raw rows, the target among them.
+    """
+    clients = table_clients(tmp_path)
+    for path in clients.files.values():
+        frame = pl.read_csv(path)
+        far = frame["age"] * 1e6
+        frame.with_columns(age=far.scatter([3, 5], [None, None])).write_csv(path)
+    clients.tap = Tap({name: clients.client(name) for name in NAMES})
     rows = wait_for_clients(Connection(clients.job, SEEN, clients.tap), wait=60)
     statistics = agree_on_preprocessing(clients.job, clients.tap, rows, 60)
     folder = tmp_path / "boosted"
     model = boost_clients(clients.job, clients.tap, rows, folder, statistics=statistics)
+    data, _ = read_all(clients.job, {name: clients.files[name] for name in SEEN})
+    settings = clients.job.boosting.settings
+    same_trees(model, boost_federation(data, settings, on_grid=True).shared)
+    thresholds = np.concatenate([it.threshold for trees in model.trees for it in trees])
+    assert thresholds.max() > 2e7  # an age, in millionths of a year
     own = load_models(folder)[SHARED]
     schema = clients.job.schema
     read = [*schema.columns, schema.target]  # the target may be there, and is not read

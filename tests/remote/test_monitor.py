@@ -3,6 +3,7 @@
 import json
 import re
 import socket
+import struct
 import time
 import urllib.error
 import urllib.request
@@ -140,6 +141,21 @@ def test_a_port_that_is_not_served_is_not_healthy():
             get(address, "/health")
         assert answer.value.code == 503
         answer.value.close()
+
+
+def test_a_connection_that_is_reset_prints_nothing(capfd):
+    """Health checks of load balancers end so; each printed a traceback."""
+    with monitor_server(Monitor(Status()), "0") as address:
+        host, _, port = address.rpartition(":")
+        for _ in range(5):
+            connection = socket.create_connection((host, int(port)))
+            linger = struct.pack("ii", 1, 0)  # close by a reset
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            connection.sendall(b"GET /heal")
+            connection.close()
+        for _ in range(2):  # those before are served
+            get(address, "/metrics")
+    assert capfd.readouterr() == ("", "")
 
 
 def test_an_address_of_a_monitor_that_is_none_or_in_use_is_said(tmp_path):

@@ -2,6 +2,7 @@
 and what leaves is compared with the table that docs/privacy.md shows.
 """
 
+import contextlib
 import re
 import tempfile
 from datetime import datetime
@@ -14,14 +15,16 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from fedtailor.remote.client import round_requests
+from fedtailor.remote.client.describing import check_described
 from fedtailor.remote.client.policy import Policy
 from fedtailor.remote.client.promises import PROMISES, said
 from fedtailor.remote.client.round_requests import RoundHandler, without_small_splits
+from fedtailor.remote.client.table_requests import JobHandler
 from fedtailor.remote.job.plan import plan_of
 from fedtailor.remote.wire.boosting import BOOST
 from fedtailor.remote.wire.messages import Request, decode_reply, encode_request
 from fedtailor.remote.wire.refusals import Refusal, Refused
-from fedtailor.remote.wire.request_kind import TABLE_TASKS, TASKS
+from fedtailor.remote.wire.request_kind import DESCRIBE, TABLE_TASKS, TASKS
 from fedtailor.remote.wire.secure_sums import (
     CONFIRM,
     KEYS,
@@ -303,6 +306,34 @@ def test_counts_of_classes_need_a_policy_that_lets_counts_leave(method, tmp_path
     noisy = Clients(tmp_path / "noisy", method=method, rest=rest)
     is_said = said in list(Policy(**open_ones).reasons_against(noisy.job))
     assert is_said == (method == "pacfl")
+
+
+@pytest.mark.parametrize(
+    ("rest", "is_refused"), [(f"[privacy]\n{SECURE}", True), ("", False)]
+)
+def test_jobs_that_count_classes_behind_masks_are_described_with_noise_only(
+    rest, is_refused, tmp_path
+):
+    """What one client hides of its classes is what the others leave of the exact sum."""
+    clients = Clients(tmp_path / "job", method="fedproto", rest=rest)
+    with (
+        contextlib.nullcontext()
+        if not is_refused
+        else pytest.raises(ValueError, match="would show what one client hides")
+    ):
+        check_described(clients.job)
+    handler = JobHandler(
+        clients.job, "a", clients.directory / "a.csv", clients.store("a")
+    )
+    request = Request(
+        *(clients.job.identity, 0, 0, DESCRIBE, "a"), algorithm={"step": "columns"}
+    )
+    if is_refused:
+        with pytest.raises(Refused) as refused:
+            handler(request)
+        assert refused.value.code is Refusal.NOT_IN_JOB
+    else:
+        handler(request)
 
 
 def test_measurements_leave_once_a_round_and_not_by_default(tmp_path):

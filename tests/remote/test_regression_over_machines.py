@@ -10,6 +10,8 @@ import pytest
 from fedtailor.remote.client.policy import Policy
 from fedtailor.remote.client.promises import said
 from fedtailor.remote.client.round_requests import RoundHandler
+from fedtailor.remote.client.store import ClientStore
+from fedtailor.remote.client.table_requests import JobHandler
 from fedtailor.remote.job.examples import federation_from_rows
 from fedtailor.remote.job.job import read_job
 from fedtailor.remote.job.plan import plan_of
@@ -17,6 +19,7 @@ from fedtailor.remote.job.regression import client_design, design_names
 from fedtailor.remote.job.statistics import read_table
 from fedtailor.remote.server.regression import fit_clients
 from fedtailor.remote.server.steps import StepRefused
+from fedtailor.remote.service import agree_on_preprocessing
 from fedtailor.remote.wire.messages import (
     decode_reply,
     decode_request,
@@ -24,6 +27,7 @@ from fedtailor.remote.wire.messages import (
 )
 from fedtailor.remote.wire.refusals import Refusal
 from fedtailor.remote.wire.regression import REGRESS
+from fedtailor.remote.wire.secure_sums import STAGES
 from fedtailor.remote.wire.transport import Responder, TooFewClients
 from fedtailor.statistics.grid import LARGEST
 from fedtailor.statistics.regression import (
@@ -83,6 +87,63 @@ def fitted(tmp_path_factory):
     clients = Fitted(tmp_path_factory.mktemp("fitted") / "job")
     tap = Tap(clients.responders)
     return clients, tap, *clients.fit(tap)
+
+
+SURVIVAL = """title = "wards"
+[coordinator]
+address = "127.0.0.1:9092"
+[data]
+target = "days"
+event = "died"
+intervals = [10, 20]
+preprocessing = "federated"
+[data.columns]
+age = "number"
+ward = ["surgery", "medicine"]
+[model]
+use = "linear"
+[method]
+use = "fedavg"
+sgd = { lr = 0.05, epochs = 1, batch_size = 8 }
+[training]
+rounds = 2
+[privacy]
+secure_aggregation = true
+[regression]
+model = "cox"
+"""
+
+
+def test_machines_fit_what_pooled_rows_fit_of_times(tmp_path):
+    """With whole clients, which agree to the sums of a job, and a cell that is missing."""
+    (tmp_path / "job.toml").write_text(SURVIVAL)
+    job, rng = read_job(tmp_path / "job.toml"), np.random.default_rng(3)
+    frames, responders = [], {}
+    for name in NAMES:
+        age = rng.uniform(20, 90, 40)
+        ward = rng.choice(["surgery", "medicine"], 40)
+        days = np.ceil(30 * rng.exponential(np.exp(-age / 60)))
+        died = rng.choice(["yes", "no"], 40, p=[0.8, 0.2])
+        frame = pl.DataFrame({"age": age, "ward": ward, "days": days, "died": died})
+        frame = frame.with_columns(frame["age"].scatter(0, None))
+        frame.write_csv(tmp_path / f"{name}.csv")
+        frames.append(frame.with_columns(client=pl.lit(name)))
+        store = ClientStore(tmp_path / name, job.identity)
+        handler = JobHandler(job, name, tmp_path / f"{name}.csv", store)
+        responders[name] = Responder(
+            job.identity, name, handler, handler.common_vectors
+        )
+    tap = Tap(responders)
+    statistics = agree_on_preprocessing(job, tap, NAMES, 60)
+    found, notes = fit_clients(job, tap, NAMES, statistics=statistics)
+    expected, _ = fit_table(
+        pl.concat(frames), "cox", client="client", target="days", event="died"
+    )
+    assert found.names == expected.names
+    np.testing.assert_allclose(found.coefficients, expected.coefficients, rtol=1e-10)
+    np.testing.assert_allclose(found.covariance, expected.covariance, rtol=1e-10)
+    assert "4 rows are left out, as a cell is missing." in notes
+    assert {decode_request(body).task for _, body in tap.requests} <= set(STAGES)
 
 
 @pytest.mark.parametrize("intercept", ["common", "fixed"])

@@ -533,6 +533,8 @@ def agree_on_preprocessing(
     """
     if not job.schema.federated or not names:
         return known
+    if job.adds_rows:
+        return Statistics.unscaled(job.schema)
     # Floating-point sums depend on the order of the terms, so it is always the same.
     order = sorted(names)
 

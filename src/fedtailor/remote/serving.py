@@ -129,6 +129,7 @@ def serve(
     with ExitStack() as stack:
         stack.enter_context((log or RunLog()).of(COORDINATOR_LOG))
         connection = stack.enter_context(connected(directory, host=listen))
+        connection.job.check_trains()
         monitored_run = stack.enter_context(monitored(coordinator, connection, monitor))
         handle.status = monitored_run.status
         rows = ready_clients(

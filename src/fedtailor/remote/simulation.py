@@ -42,6 +42,7 @@ def simulate_job(
     Raises:
         ValueError: as `fedtailor.run`; or `replay` does not fit the job.
     """
+    job.check_trains()
     # The settings of a client's executor.
     settings = Settings(devices=1, canonical=True)
     plan = plan_of(job, statistics)

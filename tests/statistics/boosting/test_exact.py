@@ -108,10 +108,12 @@ def test_bins_of_values_are_scikit_learns(most_bins):
 @pytest.mark.parametrize("most_bins", [2, 16, 255])
 def test_agreed_bins_split_rows_at_the_quantiles(most_bins):
     """Each threshold is the smallest value that enough rows are at most, to within the
-    precision of the search.
+    precision of the search, whatever the unit; a whole number is that number.
     """
     x, _ = data(None)
-    x[:, 4] *= 1e6
+    x[:, 2] = np.rint(x[:, 2] * 1e5)
+    x[:, 3] *= 1e-20
+    x[:, 4] = 1e12 + 1e8 * x[:, 4]
 
     def counts_below(candidates):
         return (x.T[:, None, :] <= candidates[..., None]).sum(axis=-1)
@@ -120,12 +122,11 @@ def test_agreed_bins_split_rows_at_the_quantiles(most_bins):
     for column, thresholds in zip(x.T, found, strict=True):
         shares = np.arange(1, most_bins) / most_bins
         wanted = np.sort(column)[np.ceil(shares * ROWS).astype(int) - 1]
-        scaled = wanted / (1 + np.abs(wanted))
-        distinct = np.unique(scaled)
-        near = thresholds / (1 + np.abs(thresholds))
-        # A search finds every value, or one within its precision of it.
-        for value in distinct:
-            assert np.abs(near - value).min() < 1e-8
+        # A search finds every value, or the next one above it that it can tell.
+        for value in np.unique(wanted):
+            above = thresholds[thresholds >= value].min() - value
+            assert above <= 1e-6 * abs(value)
+            assert above == 0 or value % 1
         assert (np.diff(thresholds) > 0).all()
         assert len(thresholds) <= most_bins - 1
 

@@ -67,6 +67,7 @@ def describe(options: Describe) -> int:
 
 def _describe(options: Describe) -> None:
     from fedtailor.remote.client.describing import (
+        check_described,
         describe_clients,
         stored_description,
         what_is_sent,
@@ -78,7 +79,9 @@ def _describe(options: Describe) -> None:
 
     job, coordinator = read_job(options.dir / JOB), options.dir / COORDINATOR
     question = _question(options)
-    if question is not None:
+    if question is None:
+        check_described(job)
+    else:
         question.check(job.schema)
     stored = stored_description(coordinator, job)
     if stored is None:

@@ -68,6 +68,16 @@ class FileContent:
     notes: tuple[str, ...] = ()
 
 
+def header_of(path: Path, separator: str) -> set[str]:
+    """The names of the columns of a file, if this separates them."""
+    text = (
+        _read_sample(path)[0].decode("utf-8", errors="replace").removeprefix("\ufeff")
+    )
+    lines = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
+    first = next(filter(None, lines), [])
+    return {unicodedata.normalize("NFC", name).strip() for name in first}
+
+
 def read_delimited(path: Path, options: "TableOptions") -> FileContent:
     """Read a file of delimited text.
 
@@ -102,7 +112,7 @@ def read_delimited(path: Path, options: "TableOptions") -> FileContent:
             frame = parse(path if encoding == "utf-8" else _as_utf8(path, encoding))
         except pl.exceptions.PolarsError:
             is_guess = encoding == "utf-8" and options.encoding is None
-            if not is_guess or _is_utf8(path):
+            if not is_guess or is_utf8(path):
                 raise
             # Nearly every file can be read in this encoding. A note tells the user.
             encoding = "cp1252"
@@ -208,7 +218,8 @@ def _decode(sample: bytes, encoding: str, path: Path, is_complete: bool) -> str:
         ) from None
 
 
-def _is_utf8(path: Path) -> bool:
+def is_utf8(path: Path) -> bool:
+    """Whether a file is text in UTF-8."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     with _open(path) as file:
         try:

@@ -90,7 +90,7 @@ class TargetEncoding:
         if self.task == "regression":
             return self._standardize(values)
         if self.positive:
-            return _positive_rows(values, self.positive).astype(np.int32)
+            return positive_rows(values, self.positive).astype(np.int32)
         # Compare text: the type of the column may differ from that in training.
         texts = [label_text(_to_label(label)) for label in self.classes]
         codes = {text: code for code, text in enumerate(texts)}
@@ -272,7 +272,7 @@ def _read_events(
     values = series if numbers is None else numbers
     if positive:
         try:
-            return _positive_rows(values, positive)
+            return positive_rows(values, positive)
         except ValueError as error:
             problems.add(str(error))
             return None
@@ -383,7 +383,7 @@ def _read_positive(
     # `positive` is either one comparison, such as ">0", or labels.
     comparison = _parse_comparison(options.positive)
     try:
-        is_positive = _positive_rows(series, options.positive)
+        is_positive = positive_rows(series, options.positive)
     except ValueError as error:
         problems.add(str(error))
         return None
@@ -418,12 +418,17 @@ def _read_positive(
     return Target(encoding, is_positive.astype(np.int64), (note,))
 
 
+def is_comparison(positive: Sequence[str]) -> bool:
+    """Whether the positive rows are those of a comparison, such as ">0"."""
+    return _parse_comparison(positive) is not None
+
+
 def _parse_comparison(positive: Sequence[str]) -> re.Match[str] | None:
     """The operator and the number of a comparison, such as ">0"; None for labels."""
     return _COMPARISON_PATTERN.fullmatch(positive[0]) if len(positive) == 1 else None
 
 
-def _positive_rows(series: pl.Series, positive: Sequence[str]) -> NDArray[np.bool_]:
+def positive_rows(series: pl.Series, positive: Sequence[str]) -> NDArray[np.bool_]:
     """A mask of the positive rows.
 
     Raises:

@@ -44,6 +44,7 @@ from fedtailor.data.tables.kinds import Kind
 from fedtailor.data.tables.sums import ColumnSums
 from fedtailor.engine.storage.digests import DIGEST_KEY, has_valid_digest, with_digest
 from fedtailor.remote.client.account import ClientAccount, Release
+from fedtailor.remote.client.policy import counts_classes
 from fedtailor.remote.job.agreement import (
     MAX_ROWS,
     check_column_sums,
@@ -168,6 +169,20 @@ def what_is_sent(schema: Schema, question: Question | None = None) -> list[str]:
         least,
         "all without noise: no epsilon covers it",
     ]
+
+
+def check_described(job: Job) -> None:
+    """Check that a job lets clients describe their tables without noise.
+
+    Raises:
+        ValueError: exact sums of the same rows would show what one client hides.
+    """
+    require(
+        not (job.adds_rows or (counts_classes(job) and job.spec.privacy.sums)),
+        "this job adds up rows of all clients exactly ([boosting], [regression], or a method"
+        " that counts classes), which beside a description would show what one client hides:"
+        " describe the tables with --epsilon, or in a job of another federation",
+    )
 
 
 def kinds_of(schema: Schema) -> dict[str, Kind]:
@@ -313,9 +328,7 @@ class Describer:
 
     def _columns(self, rows: Int[NDArray, " n"]) -> dict[str, pl.Series]:
         """The cells of some rows of all columns, the target among them."""
-        columns = {
-            name: self._table.parsed(name)[rows] for name in self._schema.columns
-        }
+        columns = {name: self._table.frame[name][rows] for name in self._schema.columns}
         target = self._schema.target
         if self._schema.task == "regression":
             columns[target] = pl.Series(self._table.y[rows], dtype=pl.Float64)
@@ -386,8 +399,10 @@ def describe_clients(
 
     Raises:
         TooFewClients: nobody describes its table, or one that has begun is gone.
-        ValueError: the question is not valid.
+        ValueError: the question is not valid, or not of this job.
     """
+    if question is None:
+        check_described(job)
     schema = job.schema
 
     def ask(

@@ -138,7 +138,7 @@ class Policy:
             )
         if self.noise_only:
             yield from _without_noise(job)
-        if job.schema.federated and not self.federated_statistics:
+        if tells_columns(job) and not self.federated_statistics:
             yield (
                 "sums over single columns would be sent (federated_statistics is false)"
             )
@@ -400,6 +400,11 @@ def has_probe(job: Job) -> bool:
     return any(method.probes for method, _ in job.spec.algorithm.phases())
 
 
+def tells_columns(job: Job) -> bool:
+    """Whether clients tell sums of their own columns before they train."""
+    return job.schema.federated and not job.adds_rows
+
+
 def shows_own_counts(job: Job) -> bool:
     """Whether counts of single clients follow from the sums of a job's regression."""
     return job.regression is not None and job.regression.shows_clients
@@ -420,7 +425,7 @@ def _without_noise(job: Job) -> Iterator[str]:
     if not adds_noise(job):
         yield "no noise would be added here (noise_only is true)"
     sent = {
-        "sums of columns": job.schema.federated,
+        "sums of columns": tells_columns(job),
         "sums to boost trees": job.boosting is not None,
         "sums of a regression": job.regression is not None,
         "sums of losses": job.spec.privacy.evaluate,

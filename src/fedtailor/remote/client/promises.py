@@ -14,6 +14,7 @@ from fedtailor.remote.client.policy import (
     counts_classes,
     has_probe,
     shows_own_counts,
+    tells_columns,
 )
 from fedtailor.remote.job.job import Job
 
@@ -58,7 +59,7 @@ PROMISES = (
         "before training: counts, means and sums of columns, names of categories",
         "federated_statistics = true, noise_only = false",
         lambda policy: policy.sends_statistics,
-        lambda job: job.schema.federated,
+        tells_columns,
     ),
     Promise(
         "sums over clients of rows, gradients and losses, to boost trees",

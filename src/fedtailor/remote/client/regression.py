@@ -67,7 +67,9 @@ class RegressionClient(StepsClient[RegressionRequest]):
         )
         if step.kind == "begin":
             self._shared = len(step.arrays["shared"])
-            own = len(step.arrays["kept"]) + (self._regression.intercept == "common")
+            settings = self._regression
+            has_common = settings.intercept == "common" and settings.model != "cox"
+            own = len(step.arrays["kept"]) + has_common
             refuse_unless(
                 self._shared == own,
                 Refusal.MALFORMED,

@@ -258,33 +258,21 @@ class RoundHandler:
         *,
         asked: str,
     ) -> None:
-        """Hold vectors for sums, which are of the same rows in all runs of a job, and of
-        rounds of training or of steps.
+        """Hold vectors for sums, which are of the same rows in all runs of a job.
 
         With a row more or less, the difference of two sums of all clients would be that
-        row's part. And steps add up rows, training adds models that are means over rows:
-        a client's part of one kind is its part of the other times its number of rows, and
-        sums with the same weights would hide less together than by themselves.
+        row's part.
         """
         assert self._sum_client is not None
-        path, of_steps = self._store.directory / SUMMED_ROWS, " steps"
-        rows = self._all_rows + (of_steps if scope else "")
+        path = self._store.directory / SUMMED_ROWS
         if not path.exists():
             with atomic_write(path) as temporary:
-                temporary.write_text(rows, "utf-8")
-        known = path.read_text("utf-8")
+                temporary.write_text(self._all_rows, "utf-8")
         refuse_unless(
-            known.removesuffix(of_steps) == self._all_rows,
+            path.read_text("utf-8") == self._all_rows,
             Refusal.UNSAFE_SUM,
             "its rows differ from those with which it took part in sums of this job;"
             " start it with those rows, or take part in a new job, with another seed",
-        )
-        refuse_unless(
-            known == rows,
-            Refusal.UNSAFE_SUM,
-            "it took part in sums of training in this job, or of boosting or a regression,"
-            " and is asked for those of the other kind; these need a job of their own, with"
-            " another seed",
         )
         self._sum_client.hold(
             request.round,
@@ -385,6 +373,14 @@ class RoundHandler:
             "the job does not let clients answer a probe openly",
         )
         if kind is RequestKind.ROUND:
+            # Training adds models that are means over rows, steps add up rows: a client's
+            # part of one kind is its part of the other times its number of rows, and sums
+            # with the same weights would hide less together than by themselves.
+            refuse_unless(
+                not self._steps,
+                Refusal.NOT_IN_JOB,
+                "a job that boosts trees or fits a regression trains nothing else",
+            )
             self._check_rounds(request)
             refuse_unless(
                 INITIAL not in request.arrays

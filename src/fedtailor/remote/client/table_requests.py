@@ -13,7 +13,7 @@ import numpy as np
 from fedtailor.aggregation.secure_sums import MIN_CLIENTS
 from fedtailor.data.federation import SPLITS
 from fedtailor.remote.client.account import ClientAccount
-from fedtailor.remote.client.describing import Describer
+from fedtailor.remote.client.describing import NOISY, Describer, check_described
 from fedtailor.remote.client.policy import has_probe
 from fedtailor.remote.client.round_requests import RoundHandler
 from fedtailor.remote.client.store import ClientStore
@@ -29,6 +29,7 @@ from fedtailor.remote.job.plan import plan_of
 from fedtailor.remote.job.regression import client_design
 from fedtailor.remote.job.statistics import (
     MAX_INPUT,
+    MAX_UNSCALED,
     OWN_FILE,
     ClientTable,
     Statistics,
@@ -110,7 +111,11 @@ class JobHandler:
             self._examples = self._examples_of(self._table)
             # A client that is restarted continues with the same preprocessing.
             self._taken = Statistics.load(store.directory, job.schema)
-            if self._taken is not None:
+            if job.adds_rows:
+                self._taken = Statistics.unscaled(job.schema)
+                self._taken.save(store.directory)  # to predict by
+                self._begin(self._unscaled(), self._taken)
+            elif self._taken is not None:
                 try:
                     self._begin(self._convert(self._taken), self._taken)
                 except Exception as error:  # no message may keep it from starting
@@ -160,6 +165,9 @@ class JobHandler:
 
     def _describe(self, request: Request) -> Mapping[str, np.ndarray]:
         """Answer a request to describe the client's table."""
+        if request.algorithm.get("step") != NOISY:
+            with refusing(Refusal.NOT_IN_JOB):
+                check_described(self._job)
         if self._describer is None:
             store = self._store
             self._describer = Describer(
@@ -198,7 +206,7 @@ class JobHandler:
         """Answer a request about the client's table."""
         table, schema = self._table, self._job.schema
         train = self._examples.training_rows
-        if table is None:
+        if table is None or self._job.adds_rows:
             raise Refused(Refusal.NOT_IN_JOB, "this job takes tables as they stand")
         if request.task == STATISTICS:
             own, sent = table.statistics(train), self._own_sent()
@@ -270,6 +278,11 @@ class JobHandler:
                 " standard deviations from the pooled mean, which count as so far"
             )
         return rows
+
+    def _unscaled(self) -> ClientExamples:
+        """Convert the table to examples in the units of its columns."""
+        assert self._table is not None
+        return self._table.rows(Statistics.unscaled(self._job.schema), MAX_UNSCALED)
 
     def _begin(
         self, rows: ClientExamples, statistics: Statistics | None = None

@@ -26,6 +26,7 @@ from fedtailor.models.tasks.survival import (
 )
 from fedtailor.remote.job.job import Job, Schema
 from fedtailor.remote.job.statistics import (
+    MAX_UNSCALED,
     ClientTable,
     Statistics,
     add_statistics,
@@ -135,6 +136,12 @@ def read_all(
         rows = {name: read_rows(path, schema) for name, path in files.items()}
         return federation_from_rows(job, rows), None
     tables = {name: read_table(path, schema) for name, path in files.items()}
+    if job.adds_rows:
+        statistics = Statistics.unscaled(schema)
+        rows = {
+            name: table.rows(statistics, MAX_UNSCALED) for name, table in tables.items()
+        }
+        return federation_from_rows(job, rows, statistics), statistics
     # Add statistics in the coordinator's order, as floating-point sums depend on it.
     train = {
         name: example_rows_of(tables[name], schema, job.spec.seed, name).training_rows

@@ -141,7 +141,7 @@ class _Regression(_Table):
 
 @dataclass(frozen=True)
 class RegressionSettings:
-    """A regression that a federation may fit, in addition to what it trains.
+    """A regression that a federation may fit.
 
     Attributes:
         model, intercept: see `fit_regression`.
@@ -277,6 +277,31 @@ class Job:
     boosting: Boosting | None = None
     regression: RegressionSettings | None = None
     until_score: float | None = None
+
+    @property
+    def adds_rows(self) -> bool:
+        """Whether rows of all clients are added up exactly behind masks, to boost trees or
+        to fit a regression.
+
+        Such a job trains nothing else, and no client tells sums of its own columns: what
+        one client hides in these would be what the others leave of the exact sum.
+        """
+        return self.boosting is not None or self.regression is not None
+
+    def check_trains(self) -> None:
+        """Check that the job trains models round by round.
+
+        Raises:
+            ValueError: it boosts trees or fits a regression.
+        """
+        name, command = "regression", "fit"
+        if self.boosting is not None:
+            name, command = "boosting", "boost"
+        require(
+            not self.adds_rows,
+            f"a job with [{name}] trains no other models: run fedtailor federation {command},"
+            f" or train by a job of its own, without [{name}]",
+        )
 
     @property
     def callbacks(self) -> tuple[Callback, ...]:
@@ -454,6 +479,7 @@ def _boosting(
             " times to an event; leave out [boosting]",
         )
     with _errors_at("boosting"):
+        _check_categories(schema, "boosting")
         settings = BoostingSettings(
             most_leaves=table.leaves,
             most_depth=table.depth,
@@ -484,11 +510,6 @@ def _regression(
         "logistic": ("a target of two classes", len(schema.classes or ()) == 2),
         "cox": ("an event", schema.task == "survival"),
     }[table.model]
-    unlisted = [
-        repr(name)
-        for name, kind in schema.kinds.items()
-        if kind == "category" and schema.columns[name] is None
-    ]
     with _errors_at("regression"):
         require(
             spec.privacy.sums is not None,
@@ -506,12 +527,26 @@ def _regression(
             fits and schema.windowing is None,
             f"model {table.model} needs {target} in [data], and no windows",
         )
-        require(
-            not unlisted,
-            f"a regression needs the categories of {join_names(unlisted)}: list them in"
-            " [data.columns]",
-        )
+        _check_categories(schema, "a regression")
     return RegressionSettings(table.model, table.intercept)
+
+
+def _check_categories(schema: Schema, what: str) -> None:
+    """Check that all categories are listed, as no client tells those that it has.
+
+    Raises:
+        ValueError: some are not.
+    """
+    unlisted = [
+        repr(name)
+        for name, kind in schema.kinds.items()
+        if kind == "category" and schema.columns[name] is None
+    ]
+    require(
+        not unlisted,
+        f"{what} needs the categories of {join_names(unlisted)}: list them in"
+        " [data.columns]",
+    )
 
 
 def _spec(content: Mapping[str, Any], training: _Training) -> RunSpec:

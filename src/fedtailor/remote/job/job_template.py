@@ -55,10 +55,10 @@ evaluate = false                  # true: clients send sums of losses, if their 
 uplink = []                       # what happens to an update before it leaves, such as {{ use = "clip", norm = 1.0 }}
 secure_aggregation = true         # the coordinator sees sums over clients, and no client's own update
 
-# [boosting]                      # boosted trees, too (fedtailor federation boost): from sums over clients
+# [boosting]                      # instead of training: boosted trees, by fedtailor federation boost
 # trees = 100
 
-# [regression]                    # coefficients with their errors (fedtailor federation fit): from sums over clients
+# [regression]                    # instead of training: coefficients and errors, by fedtailor federation fit
 # model = "logistic"              # or linear, poisson, cox
 """
 

@@ -70,7 +70,7 @@ def client_design(table: ClientTable, model: Model) -> ClientDesign:
         ValueError: the targets are not those of the model, or sums cannot hold the rows.
     """
     schema = table.schema
-    columns = [table.parsed(name) for name in schema.columns]
+    columns = [table.frame[name] for name in schema.columns]
     complete = np.ones(table.frame.height, bool)
     for column in columns:
         complete &= column.is_not_null().to_numpy()

@@ -8,7 +8,7 @@ Rows never leave a client, and neither do counts of fewer than five rows.
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from operator import add
 from pathlib import Path
@@ -24,10 +24,13 @@ from fedtailor._base.choice import require
 from fedtailor._base.files import atomic_write
 from fedtailor._base.printable import shortened
 from fedtailor.data.tables import Preprocessing
-from fedtailor.data.tables.kinds import parse_as
-from fedtailor.data.tables.options import TableOptions
+from fedtailor.data.tables.cells import (
+    ordered_cells,
+    read_cells,
+    seen_cells,
+    typed_cells,
+)
 from fedtailor.data.tables.problems import first_row
-from fedtailor.data.tables.reading import read
 from fedtailor.data.tables.sums import ColumnSums
 from fedtailor.data.tables.target import TargetEncoding
 from fedtailor.engine.storage.digests import DIGEST_KEY, has_valid_digest, with_digest
@@ -52,6 +55,9 @@ In n pooled rows a deviation from the mean is at most sqrt(n) standard deviation
 less than 10^12 rows only cells lie farther that are hidden in the pooled sums
 (`hiding.shown`), or not in them. Whether there is one must not show in an answer.
 """
+
+MAX_UNSCALED = float(np.finfo(np.float32).max)
+"""The same of inputs that are not scaled."""
 
 OWN_FILE = "own-statistics.json"
 """File in which a client stores the statistics of its own rows that it has sent."""
@@ -79,6 +85,22 @@ class Statistics(BaseModel):
         target = None
         if self.target is not None and other.target is not None:
             target = self.target + other.target
+        return Statistics(columns=columns, target=target)
+
+    @staticmethod
+    def unscaled(schema: Schema) -> "Statistics":
+        """Statistics that are of no rows: numbers stay as they are, and a missing cell is
+        0, false or the first category, with an input that says so.
+        """
+        row = ColumnSums(count=1, missing=1, squares=1.0)
+        columns = {}
+        for name, categories in schema.columns.items():
+            listed = dict.fromkeys(categories or (), 1)
+            columns[name] = row.model_copy(update={"categories": listed})
+        target = None
+        if schema.classes is None:
+            outcomes = dict.fromkeys(schema.outcomes or (), 1)
+            target = row.model_copy(update={"categories": outcomes})
         return Statistics(columns=columns, target=target)
 
     @property
@@ -205,7 +227,7 @@ class ClientTable:
     Attributes:
         schema: columns of the job.
         path: path of the file.
-        frame: the input columns, as read from the file.
+        frame: the input columns, as `typed_cells` converts them.
         y: class indices, targets in their own unit, or times and events [rows, 2]; zeros
             if the target was not read.
         times: what orders the rows of windows; None without windows.
@@ -225,7 +247,7 @@ class ClientTable:
         """
         columns = {}
         for name, categories in self.schema.columns.items():
-            values, kind = self.parsed(name)[train], self.schema.kinds[name]
+            values, kind = self.frame[name][train], self.schema.kinds[name]
             columns[name] = ColumnSums.of(values, kind, categories)
         target = None
         if self.schema.task == "regression":
@@ -244,42 +266,30 @@ class ClientTable:
             codes = outcome_cells(codes[:, 0], codes[:, 1], self.schema.intervals)
         return pl.Series([names[code] for code in codes.tolist()], dtype=pl.String)
 
-    def rows(self, statistics: Statistics) -> ClientExamples:
-        """Convert the table to the examples that models take, within `MAX_INPUT`.
+    def rows(self, statistics: Statistics, most: float = MAX_INPUT) -> ClientExamples:
+        """Convert the table to the examples that models take.
 
         No cell is too far for that, whatever the statistics are: the refusal would say
         that there is one.
+
+        Args:
+            statistics: by which inputs and targets are scaled.
+            most: the largest of these; farther ones count as so far.
         """
         preprocessing = statistics.preprocessing(self.schema)
         x = np.empty((self.frame.height, len(preprocessing.inputs)), np.float32)
         start = 0
         for column in preprocessing.columns:
             end = start + len(column.inputs)
-            column.encode(self.parsed(column.name), x[:, start:end], MAX_INPUT)
+            column.encode(self.frame[column.name], x[:, start:end], most)
             start = end
         if self.schema.task != "regression":
             return ClientExamples(x, self.y, self.times)
         with np.errstate(over="ignore"):
             centered = self.y.astype(np.float64) - preprocessing.target_shift
             y = centered / preprocessing.target_scale
-        y = np.clip(y, -MAX_INPUT, MAX_INPUT)
+        y = np.clip(y, -most, most)
         return ClientExamples(x, y.astype(np.float32), self.times)
-
-    def parsed(self, name: str) -> pl.Series:
-        """Parse a column as values of the kind that the job expects.
-
-        Raises:
-            ValueError: a cell has another kind.
-        """
-        column, kind = self.frame[name], self.schema.kinds[name]
-        values, bad = parse_as(column, kind, None)
-        if bad.any():
-            row = first_row(bad)
-            raise ValueError(
-                f"{self.path.name}, row {row}: {name!r} is {column[row - 1]!r}, which"
-                f" is not a {kind}; mend it, or leave the cell empty"
-            )
-        return values
 
 
 def read_table(path: Path, schema: Schema, *, target: bool = True) -> ClientTable:
@@ -294,18 +304,15 @@ def read_table(path: Path, schema: Schema, *, target: bool = True) -> ClientTabl
         ValueError: the file cannot be read or lacks a column, or a cell does not fit
             the schema; with the row.
     """
-    frame = read(path, TableOptions()).frame
-    for name in needed(schema, target):
-        require(
-            name in frame.columns,
-            f"{path.name} has no column {name!r}; its columns are"
-            f" {', '.join(frame.columns)}",
-        )
-    y = targets(frame, schema, path) if target else no_targets(frame.height, schema)
+    frame = _typed(read_cells(path, needed(schema, target)), schema, path, target)
+    y = no_targets(frame.height, schema)
+    if target:
+        # Events say by themselves that they were seen.
+        y = targets(frame, replace(schema, positive=()), path)
     inputs, order = frame.select(list(schema.columns)), times(frame, schema, path)
     table = ClientTable(schema, path, inputs, y, order)
     for name, categories in schema.columns.items():
-        values = table.parsed(name)
+        values = table.frame[name]
         if categories is None:
             continue
         known = values.is_in(list(categories)).fill_null(True)
@@ -317,6 +324,30 @@ def read_table(path: Path, schema: Schema, *, target: bool = True) -> ClientTabl
                 f" knows {', '.join(categories)}"
             )
     return table
+
+
+def _typed(
+    frame: pl.DataFrame, schema: Schema, path: Path, target: bool
+) -> pl.DataFrame:
+    """Convert the cells of a file, each by itself, as the schema says.
+
+    Raises:
+        ValueError: a cell is of another kind; with the row.
+    """
+    where, columns = path.name, list[pl.Series]()
+    for name, kind in schema.kinds.items():
+        listed = schema.columns[name] or ()
+        columns.append(typed_cells(frame[name], kind, where, listed))
+    if schema.windowing is not None:
+        columns.append(ordered_cells(frame[schema.windowing.time], where))
+    if target:
+        kind = "number" if schema.classes is None else "category"
+        column = frame[schema.target]
+        columns.append(typed_cells(column, kind, where, schema.classes or ()))
+        if schema.event is not None:
+            event = frame[schema.event]
+            columns.append(seen_cells(event, schema.positive, where))
+    return pl.DataFrame(columns)
 
 
 def add_statistics(parts: Iterable[Statistics]) -> Statistics:

@@ -100,6 +100,8 @@ def boost_clients(
         " ready",
     )
     origin = {"job": job.identity, "clients": sorted(rows)}
+    if statistics is not None:
+        origin["inputs"] = statistics.fingerprint
     under_way = directory.parent / UNDER_WAY
     progress = _progress(under_way, origin) if resume else None
     template = template_of(job, statistics)
@@ -179,10 +181,11 @@ def _progress(path: Path, origin: Mapping[str, Any]) -> BoostingProgress:
         ValueError: there are none, or they are of others.
     """
     progress, of = load_progress(path)
-    require(
-        of.get("job") == origin["job"],
-        f"{path} is of another job.toml; delete it to start over",
-    )
+    for part in ("job", "inputs"):
+        require(
+            of.get(part) == origin.get(part),
+            f"{path} is of another job.toml; delete it to start over",
+        )
     gone, new = (
         join_names(sorted(set(one) - set(other))) or "none"
         for one, other in (

@@ -98,6 +98,7 @@ def coordinate(
             all earlier rounds are saved.
         Interrupted: Ctrl-C; all completed rounds are saved.
     """
+    job.check_trains()
     plan = plan_of(job, statistics)
     store = RunDirectory(directory)
     seen_rows = _stored_clients(directory) if resume else None

@@ -6,6 +6,7 @@ Neither holds anything of a client's data, nor a client's name.
 """
 
 import json
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -193,6 +194,15 @@ def read_status(path: Path) -> Status:
         raise ValueError(f"cannot read {path}: {error}") from None
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A connection that ends early, as that of a health check, is not logged."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handle_error(request, client_address)
+
+
 @contextmanager
 def monitor_server(monitor: Monitor, address: str) -> Iterator[str]:
     """Serve `/health` and `/metrics` until the end of the block.
@@ -237,12 +247,11 @@ def monitor_server(monitor: Monitor, address: str) -> Iterator[str]:
             """Requests of a monitor are not logged."""
 
     try:
-        server = ThreadingHTTPServer((host or "127.0.0.1", int(port)), Handler)
+        server = _Server((host or "127.0.0.1", int(port)), Handler)
     except OSError as error:
         raise ValueError(
             f"cannot serve a monitor at {address}: {error.strerror or error}"
         ) from None
-    server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:

@@ -177,8 +177,8 @@ class _Envelope(BaseModel):
 
 class _RequestEnvelope(_Envelope):
     kind: Literal["request"]
-    state_round: Annotated[int, Field(ge=-1)]
-    durable_state_round: Annotated[int, Field(ge=-1)]
+    state_round: Annotated[int, Field(ge=-1, lt=2**31)]
+    durable_state_round: Annotated[int, Field(ge=-1, lt=2**31)]
     deadline: float | None
     reply: bool
     run: Annotated[str, Field(pattern=r"^[0-9a-f]{0,32}$")]

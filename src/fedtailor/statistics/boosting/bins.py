@@ -14,7 +14,13 @@ ROWS_OF_BIN = 10
 those of one client only, a bin of one row would be this client's, with its target.
 """
 BISECTIONS = 30
-"""How often the search for quantiles halves the interval that holds one."""
+"""How often the search for quantiles halves the interval that holds one, which is at first that
+of all 2^32 places of numbers of single precision. So thresholds are good to a millionth,
+whatever the unit, and whole numbers to four million are exact.
+"""
+
+_LARGEST = 0x7F7FFFFF
+"""Place of the largest finite number of single precision."""
 
 Thresholds = Sequence[Float[NDArray, " _"]]
 """For each input, the ascending upper ends of all bins but the last one."""
@@ -49,8 +55,8 @@ def agree_on_bins(
 ) -> list[NDArray[np.float64]]:
     """Thresholds from counts over all clients: federated quantiles by bisection.
 
-    All quantiles of all inputs are searched at once, in the scale x / (1 + |x|), so that
-    nobody has to tell a smallest or largest value.
+    All quantiles of all inputs are searched at once, among the numbers of single precision
+    in their order, so that nobody has to tell a smallest or largest value, or a unit.
 
     Args:
         counts_below: the number of all clients' rows whose input is at most each
@@ -62,28 +68,22 @@ def agree_on_bins(
             quantile; a divisor of `BISECTIONS`. The thresholds do not depend on it.
     """
     shares = np.linspace(0, 1, most_bins + 1)[1:-1]
-    low = np.full((inputs, len(shares)), -1.0)
-    high = np.full((inputs, len(shares)), 1.0)
+    low = np.full((inputs, len(shares)), -(2**31))
+    high = np.full((inputs, len(shares)), 2**31)
     wanted = np.ceil(shares * rows)
     parts = 2**at_once
     for _ in range(BISECTIONS // at_once):
-        # The ends of equal parts; powers of two make them exact.
-        width = (high - low) / parts
+        # The ends of equal parts.
+        width = (high - low) // parts
         inner = [low + width * part for part in range(1, parts)]
         candidates = np.concatenate(inner, axis=1)
         counts = counts_below(_to_values(candidates))
         is_below = [it < wanted for it in np.split(counts, parts - 1, axis=1)]
         low = low + width * np.sum(is_below, axis=0)
         high = low + width
-    # The smallest numbers found that enough rows are at most. Those of one value, within
-    # the precision of the search, are one threshold.
-    thresholds = []
-    for found in high:
-        # Nobody's rows are beyond a threshold at the end of the scale.
-        distinct = np.unique(found[found < 1 - 2.0 ** (2 - BISECTIONS)])
-        is_new = np.diff(distinct, prepend=-2.0) > 2.0 ** (2 - BISECTIONS)
-        thresholds.append(_to_values(distinct[is_new]))
-    return thresholds
+    # The smallest numbers found that enough rows are at most. Nobody's rows are beyond the
+    # largest number.
+    return [_to_values(np.unique(found[found < _LARGEST])) for found in high]
 
 
 def bin_numbers(x: NDArray[Any], thresholds: Thresholds) -> UInt8[NDArray, "n inputs"]:
@@ -95,6 +95,11 @@ def bin_numbers(x: NDArray[Any], thresholds: Thresholds) -> UInt8[NDArray, "n in
     return numbers
 
 
-def _to_values(scaled: NDArray[np.float64]) -> NDArray[np.float64]:
-    """x of x / (1 + |x|)."""
-    return scaled / np.maximum(1 - np.abs(scaled), 1e-300)
+def _to_values(places: NDArray[np.int64]) -> NDArray[np.float64]:
+    """The numbers of single precision at places, of which 0 is that of 0.
+
+    From there the bits of positive numbers count upwards as whole numbers; those of negative
+    ones downwards.
+    """
+    bits = np.minimum(np.abs(places), _LARGEST).astype(np.int32)
+    return np.sign(places) * bits.view(np.float32).astype(np.float64)

@@ -17,6 +17,7 @@ from fedtailor.engine.storage.digests import DIGEST_KEY, with_digest
 from fedtailor.remote.client.account import DESCRIBE, ClientAccount
 from fedtailor.remote.client.describing import (
     ANSWER,
+    FILE,
     NOISY,
     Question,
     describe_clients,
@@ -27,6 +28,7 @@ from fedtailor.remote.client.describing import (
 )
 from fedtailor.remote.client.policy import Policy
 from fedtailor.remote.job.statistics import Statistics, as_array
+from fedtailor.remote.keys.secret import SECRET
 from fedtailor.remote.wire.messages import Request, decode_reply, encode_request
 from fedtailor.remote.wire.refusals import Refusal, Refused
 from fedtailor.remote.wire.transport import TooFewClients
@@ -225,6 +227,13 @@ def test_noise_is_spent_and_hides_one_row(tmp_path):
     # a description belongs to no run
     limited = ClientAccount(clients.store("a").client_directory, most_runs=1)
     limited.check(Request("job", 0, 0, "client", "a", run="first"))
+    # What is lost of the client's files is not drawn again.
+    for name in (SECRET, FILE):
+        (clients.store("a").directory / name).unlink()
+    body = request(
+        clients, "a", **noisy().model_dump(mode="json", exclude_defaults=True)
+    )
+    assert decode_reply(clients.client("a")(body)).refusal is Refusal.ANSWERED
     # two clients that start alike draw other noise
     one, two = (clients.client("b", f"state{i}") for i in range(2))
     body = request(clients, "b", **noisy().model_dump(mode="json"))

@@ -300,7 +300,10 @@ def test_the_identity_is_what_a_client_agrees_to(tmp_path):
         ("lr = 0.05", "lr = 0.06"),
         ("hidden = 32", "hidden = 33"),
         ("evaluate = false", "evaluate = true"),
-        ("uplink = []", 'uplink = [{ use = "clip", norm = 1.0 }]'),
+        (
+            "uplink = []",
+            'uplink = [{ use = "gaussian-noise", by = "client", norm = 1.0, multiplier = 1.0 }]',
+        ),
         ("seed = 0", "seed = 1"),
         ('"medicine"', '"emergency"'),
         (age + ward, ward + age),
@@ -411,7 +414,11 @@ def test_a_regression_has_numbers_as_targets(tmp_path):
             "t.csv, row 1: 'label' is 'maybe'; the job knows no, yes",
         ),
         ({"age": [None, 3.0]}, "t.csv, row 1: 'age' is empty or not finite"),
-        ({"age": ["x", "y"]}, "the column 'age' of t.csv holds String, not numbers"),
+        (
+            {"age": ["x", "y"]},
+            "t.csv, row 1: 'age' is 'x', which is not a number such as 1234.5; mend it, or"
+            " leave the cell empty",
+        ),
     ],
 )
 def test_wrong_values_are_refused_with_their_row(tmp_path, change, said):
@@ -426,7 +433,7 @@ def test_a_column_that_stands_twice_is_refused(tmp_path):
     (tmp_path / "t.csv").write_text("age,ward,age,label\n30,medicine,31,yes\n")
     with pytest.raises(
         ValueError,
-        match=r"^t.csv has the column 'age' more than once; rename all but one$",
+        match=r"column name 'age' stands 2 times, in columns 1 and 3; rename all but one$",
     ):
         read_rows(tmp_path / "t.csv", job_of(tmp_path).schema)
 

@@ -2,6 +2,8 @@
 simulation, with secrets besides.
 """
 
+import errno
+import os
 from dataclasses import replace
 
 import numpy as np
@@ -16,6 +18,7 @@ from fedtailor.engine.training import Participation
 from fedtailor.protocol import SGD
 from fedtailor.remote.job.plan import plan_of
 from fedtailor.remote.keys.secret import SECRET, secret_in
+from fedtailor.remote.wire.transport import TooFewClients
 from fedtailor.testing import classification, softmax_model
 from remote.federations import Remote
 from remote.test_job import job_of
@@ -129,6 +132,27 @@ def test_a_clients_noise_is_its_secret(algorithm, uplink, tmp_path):
     assert (again.metrics.values(name, "all") > 0).all() and ours.lines == []
     secrets = {secret_in(ours.store(client).directory) for client in clients.names}
     assert len(secrets) == 2 and all(0 <= secret < 2**64 for secret in secrets)
+    # With another secret the same request had another answer: noise was averaged away.
+    for client in clients.names:
+        (ours.store(client).directory / SECRET).unlink()
+    ours.responders.update({name: ours.client(name) for name in clients.names})
+    with pytest.raises(TooFewClients):
+        trained(ours.training(), 1)
+    assert all("it has answered another request" in line for line in ours.lines)
+
+
+def test_a_secret_is_drawn_as_a_whole_or_not_at_all(tmp_path, monkeypatch):
+    """A process that was killed in between left an empty file, and never started again."""
+
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(ValueError, match=r"cannot write .*: No space left"):
+            secret_in(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    assert secret_in(tmp_path) == secret_in(tmp_path)
 
 
 def test_a_secret_is_kept_and_for_its_owner_only(tmp_path):
@@ -138,7 +162,7 @@ def test_a_secret_is_kept_and_for_its_owner_only(tmp_path):
         and (tmp_path / SECRET).stat().st_mode & 0o777 == 0o600
     )
     (tmp_path / SECRET).write_text("none\n")
-    with pytest.raises(ValueError, match="is damaged; remove it"):
+    with pytest.raises(ValueError, match="is damaged: restore it from a copy"):
         secret_in(tmp_path)
     with pytest.raises(ValueError, match="cannot write"):
         secret_in(tmp_path / "nowhere")

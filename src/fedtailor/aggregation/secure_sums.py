@@ -22,12 +22,14 @@ from fedtailor.aggregation.sum_shares import (
 )
 from fedtailor.protocol import (
     PRIVATE_STEPS,
+    SGD,
     Algorithm,
     ClientRows,
     Cohort,
     HiddenRows,
     Pipeline,
     Sums,
+    is_hyperparameters,
 )
 
 MIN_CLIENTS = 3
@@ -173,6 +175,12 @@ class SecureSums:
                 f"secure_aggregation shows the server sums only{advice}",
             )
             require(
+                not _has_ridge(method),
+                f"secure_aggregation would not hide {name}'s clients: ridge shortens each"
+                " one's model by its number of rows, which several sums show; say"
+                " weight_decay",
+            )
+            require(
                 not method.sums_show_clients,
                 f"secure_aggregation would not hide {name}'s clients:"
                 f" {method.sums_show_clients}",
@@ -187,8 +195,9 @@ class SecureSums:
             require(
                 transform.keeps_sums,
                 "secure_aggregation adds what clients send, and"
-                f" {type(transform).__name__} makes it something else; of the uplink,"
-                " only clip and gaussian-noise by = 'client' go with it",
+                f" {type(transform).__name__} makes it something else, or longer at one"
+                " client than at others, which several sums show; of the uplink, only"
+                " gaussian-noise by = 'client' (which clips, too) goes with it",
             )
 
     def check_client_count(
@@ -231,6 +240,16 @@ class SecureSums:
                 f" needs two clients or more in a round for each of {method.about.name}'s"
                 " streams",
             )
+
+
+def _has_ridge(settings: Any) -> bool:
+    """Whether some `SGD` among the hyper-parameters of a method, and of those that it contains,
+    has a ridge penalty.
+    """
+    for value in vars(settings).values():
+        if is_hyperparameters(value) and _has_ridge(value):
+            return True
+    return isinstance(settings, SGD) and settings.ridge is not None
 
 
 @dataclass(frozen=True)

@@ -87,7 +87,13 @@ class FedDyn(Algorithm):
 
     @property
     def sums_show_clients(self) -> str:
-        # A client's state is its change, and changes the next one by its number of steps.
+        # A client's state is its change, and changes the next one by its number of steps,
+        # and by its strength.
+        if self.weights == "samples":
+            return (
+                "what they send next is about their change by their number of rows, so that"
+                " two sums show one of them: say weights = 'uniform'"
+            )
         return why_sums_show_clients(self.sgd)
 
     def __post_init__(self) -> None:

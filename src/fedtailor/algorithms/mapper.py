@@ -85,6 +85,13 @@ class MAPPER(FedAvg):
     def takes_weights(self) -> bool:
         return False  # rows are divided into parts
 
+    @property
+    def sums_show_clients(self) -> str:
+        return (
+            "a client that chooses its local model alone sends back the model that it received,"
+            " so that a sum can be what another has changed"
+        )
+
     def __post_init__(self) -> None:
         require_cover(self.cover)
         if self.split is not None:

@@ -50,10 +50,6 @@ class Clip(Transform):
     def __post_init__(self) -> None:
         require(self.norm > 0, f"norm is {self.norm}; it must be above 0")
 
-    @property
-    def keeps_sums(self) -> bool:
-        return True
-
     def encode(
         self, update: ClientUpdate, inbox: Inbox, state: PyTree, local: LocalTrainer
     ) -> tuple[ClientUpdate, PyTree]:

@@ -233,11 +233,13 @@ def without_few_others(
 def _tells_of_few(rows: Int64[NDArray, " names"], empty: int, least: int) -> bool:
     """Whether the rows of unnamed categories together say something about one of them.
 
-    They do if they are few, or so many that each category must have some: four of each of
-    two, if these are eight. So may `empty` further ones, as far as anybody knows.
+    They do if they are few, or so many that each category must have some, those that `empty`
+    counts among them, as far as anybody knows. So they do to a reader who knows that these
+    cannot have any, if all others have as many as they can: eight rows are four of each of two.
     """
-    most = (least - 1) * (len(rows) + empty - 1)
-    return rows.sum() < least or (rows.max() < least and rows.sum() > most)
+    most, total = least - 1, int(rows.sum())
+    is_each = total >= most * (len(rows) + empty - 1) or total == most * len(rows)
+    return total < least or (int(rows.max()) < least and is_each)
 
 
 def _shown_numbers(values: pl.Series, least: int) -> pl.Series:

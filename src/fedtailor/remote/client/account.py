@@ -121,6 +121,8 @@ class ClientAccount:
     Attributes:
         path: the file.
         rows: digest of the rows that answers are about.
+        secret: digest of what the noise of answers is drawn from (`digest_of_secret`). The same
+            request has another answer with another secret, and is refused.
 
     Raises:
         ValueError: the file cannot be read, or is damaged.
@@ -134,7 +136,7 @@ class ClientAccount:
         most_runs: int | None = None,
         log: logging.Logger = CLIENTS,
     ) -> None:
-        self.path, self.rows = directory / ACCOUNT, ""
+        self.path, self.rows, self.secret = directory / ACCOUNT, "", ""
         self._most_epsilon, self._most_runs, self._log = most_epsilon, most_runs, log
         self._size_read = 0
         self._answered: dict[_Place, str] = {}
@@ -237,7 +239,7 @@ class ClientAccount:
             # With other rows the same request would have another answer. A description
             # is asked for before these are known, and compares its table itself.
             rows = "" if request.task == DESCRIBE else self.rows
-            asked = f"{digest_of(request)} {rows}".encode()
+            asked = f"{digest_of(request)} {rows} {self.secret}".encode()
             self._last = request, hashlib.sha256(asked).hexdigest()
         return self._last[1]
 

@@ -61,7 +61,7 @@ from fedtailor.remote.job.statistics import (
     read_table,
     statistics_from_arrays,
 )
-from fedtailor.remote.keys.secret import secret_in, seed_from
+from fedtailor.remote.keys.secret import digest_of_secret, secret_in, seed_from
 from fedtailor.remote.wire.messages import ArraySpec, Request
 from fedtailor.remote.wire.refusals import Refusal, refuse_unless, refusing
 from fedtailor.remote.wire.request_kind import DESCRIBE
@@ -308,6 +308,8 @@ class Describer:
             batch_size=rows,
             examples=rows,
         )
+        secret = secret_in(self._path.parent)
+        self._account.secret = digest_of_secret(secret)
         self._account.record(request, [release])
         counted = {
             name: _count_cells(columns[name], kinds[name], cells)
@@ -316,9 +318,7 @@ class Describer:
         # The same counts have the same noise, also of another process, or after a backup.
         content = [counts.tobytes() for counts in counted.values()]
         asked = _digest_of(request).encode()
-        rng = np.random.default_rng(
-            seed_from(secret_in(self._path.parent), asked, *content)
-        )
+        rng = np.random.default_rng(seed_from(secret, asked, *content))
         histograms = {}
         for name, counts in counted.items():
             noisy = np.rint(counts + rng.normal(0, noise.deviation, len(counts)))

@@ -55,7 +55,7 @@ from fedtailor.remote.client.steps import StepsClient
 from fedtailor.remote.client.store import ClientStore
 from fedtailor.remote.job.plan import Plan
 from fedtailor.remote.job.regression import ClientDesign
-from fedtailor.remote.keys.secret import secret_in, seed_from
+from fedtailor.remote.keys.secret import digest_of_secret, secret_in, seed_from
 from fedtailor.remote.sums.client import SecureSumClient
 from fedtailor.remote.wire.boosting import BOOST
 from fedtailor.remote.wire.messages import Request
@@ -142,6 +142,8 @@ class RoundHandler:
         self._has_secret = plan.clients_need_secrets
         self._most_numbers = most_numbers
         self._seed = secret_in(store.directory) if self._has_secret else plan.seed
+        if self._has_secret:
+            self._account.secret = digest_of_secret(self._seed)
         self._rows = federation.digest.encode() if self._has_secret else b""
         self._sum_client: SecureSumClient | None = None
         if plan.sums is not None:

@@ -52,7 +52,7 @@ sampling = "uniform"              # or "samples": by training rows; "poisson": e
 
 [privacy]
 evaluate = false                  # true: clients send sums of losses, if their policies let measurements be sent
-uplink = []                       # what happens to an update before it leaves, such as {{ use = "clip", norm = 1.0 }}
+uplink = []                       # what happens to an update before it leaves, {{ use = "gaussian-noise", ... }}
 secure_aggregation = true         # the coordinator sees sums over clients, and no client's own update
 
 # [boosting]                      # instead of training: boosted trees, by fedtailor federation boost

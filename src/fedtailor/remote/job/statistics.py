@@ -8,7 +8,7 @@ Rows never leave a client, and neither do counts of fewer than five rows.
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import reduce
 from operator import add
 from pathlib import Path
@@ -24,12 +24,6 @@ from fedtailor._base.choice import require
 from fedtailor._base.files import atomic_write
 from fedtailor._base.printable import shortened
 from fedtailor.data.tables import Preprocessing
-from fedtailor.data.tables.cells import (
-    ordered_cells,
-    read_cells,
-    seen_cells,
-    typed_cells,
-)
 from fedtailor.data.tables.problems import first_row
 from fedtailor.data.tables.sums import ColumnSums
 from fedtailor.data.tables.target import TargetEncoding
@@ -38,8 +32,8 @@ from fedtailor.models.tasks.survival import outcome_cells
 from fedtailor.remote.job.job import Schema
 from fedtailor.remote.job.table import (
     ClientExamples,
-    needed,
     no_targets,
+    read_typed,
     targets,
     times,
 )
@@ -304,11 +298,8 @@ def read_table(path: Path, schema: Schema, *, target: bool = True) -> ClientTabl
         ValueError: the file cannot be read or lacks a column, or a cell does not fit
             the schema; with the row.
     """
-    frame = _typed(read_cells(path, needed(schema, target)), schema, path, target)
-    y = no_targets(frame.height, schema)
-    if target:
-        # Events say by themselves that they were seen.
-        y = targets(frame, replace(schema, positive=()), path)
+    frame = read_typed(path, schema, target=target)
+    y = targets(frame, schema, path) if target else no_targets(frame.height, schema)
     inputs, order = frame.select(list(schema.columns)), times(frame, schema, path)
     table = ClientTable(schema, path, inputs, y, order)
     for name, categories in schema.columns.items():
@@ -324,30 +315,6 @@ def read_table(path: Path, schema: Schema, *, target: bool = True) -> ClientTabl
                 f" knows {', '.join(categories)}"
             )
     return table
-
-
-def _typed(
-    frame: pl.DataFrame, schema: Schema, path: Path, target: bool
-) -> pl.DataFrame:
-    """Convert the cells of a file, each by itself, as the schema says.
-
-    Raises:
-        ValueError: a cell is of another kind; with the row.
-    """
-    where, columns = path.name, list[pl.Series]()
-    for name, kind in schema.kinds.items():
-        listed = schema.columns[name] or ()
-        columns.append(typed_cells(frame[name], kind, where, listed))
-    if schema.windowing is not None:
-        columns.append(ordered_cells(frame[schema.windowing.time], where))
-    if target:
-        kind = "number" if schema.classes is None else "category"
-        column = frame[schema.target]
-        columns.append(typed_cells(column, kind, where, schema.classes or ()))
-        if schema.event is not None:
-            event = frame[schema.event]
-            columns.append(seen_cells(event, schema.positive, where))
-    return pl.DataFrame(columns)
 
 
 def add_statistics(parts: Iterable[Statistics]) -> Statistics:

@@ -10,24 +10,17 @@ import numpy as np
 import polars as pl
 from jaxtyping import Float, Shaped
 
-from fedtailor._base.choice import require
-from fedtailor._base.parquet import read_foreign_parquet
-from fedtailor.data.tables.kinds import category_text
+from fedtailor.data.tables.cells import (
+    ordered_cells,
+    read_cells,
+    seen_cells,
+    typed_cells,
+)
 from fedtailor.data.tables.options import TableOptions
 from fedtailor.data.tables.problems import Problems
 from fedtailor.data.tables.roles import with_times
 from fedtailor.data.tables.target import TargetEncoding
 from fedtailor.remote.job.job import Schema
-
-READERS = {
-    ".csv": lambda path: pl.read_csv(path, glob=False),
-    ".tsv": lambda path: pl.read_csv(path, separator="\t", glob=False),
-    ".parquet": read_foreign_parquet,
-}
-"""The function that reads a file, by the file's suffix."""
-
-_DUPLICATE_SUFFIX = "_duplicated_0"
-"""The suffix that polars appends to the second of two columns of the same name."""
 
 
 @dataclass(frozen=True)
@@ -59,29 +52,7 @@ def read_rows(path: Path, schema: Schema, *, target: bool = True) -> ClientExamp
             value that the schema does not allow; with the row (from 1, without the
             header).
     """
-    require(path.is_file(), f"there is no file {path}")
-    suffix = path.suffix.lower()
-    require(
-        suffix in READERS,
-        f"{path.name} is of no known kind; it must end in {', '.join(READERS)}",
-    )
-    try:
-        frame = READERS[suffix](path)
-    except (pl.exceptions.PolarsError, OSError, UnicodeDecodeError) as error:
-        raise ValueError(
-            f"cannot read {path}: {' '.join(str(error).split())[:200]}"
-        ) from None
-    for name in needed(schema, target):
-        require(
-            f"{name}{_DUPLICATE_SUFFIX}" not in frame.columns,
-            f"{path.name} has the column {name!r} more than once; rename all but one",
-        )
-        require(
-            name in frame.columns,
-            f"{path.name} has no column {name!r}; its columns are"
-            f" {', '.join(frame.columns)}",
-        )
-    require(frame.height > 0, f"{path.name} has no rows")
+    frame = read_typed(path, schema, target=target)
     parts = []
     for name, categories in schema.columns.items():
         if categories is None:
@@ -94,6 +65,35 @@ def read_rows(path: Path, schema: Schema, *, target: bool = True) -> ClientExamp
     if schema.task == "regression":
         y = y.astype(np.float32)
     return ClientExamples(x, y, times(frame, schema, path))
+
+
+def read_typed(path: Path, schema: Schema, *, target: bool) -> pl.DataFrame:
+    """Read the columns that a job uses, each cell by itself as the schema says.
+
+    Args:
+        path: path of the file.
+        schema: columns of the job.
+        target: whether to read the target column.
+
+    Raises:
+        ValueError: the file cannot be read or lacks a column, or a cell is of another
+            kind; with the row.
+    """
+    frame, where = read_cells(path, needed(schema, target)), path.name
+    columns = list[pl.Series]()
+    for name, kind in schema.kinds.items():
+        listed = schema.columns[name] or ()
+        columns.append(typed_cells(frame[name], kind, where, listed))
+    if schema.windowing is not None:
+        columns.append(ordered_cells(frame[schema.windowing.time], where))
+    if target:
+        kind = "number" if schema.classes is None else "category"
+        column = frame[schema.target]
+        columns.append(typed_cells(column, kind, where, schema.classes or ()))
+        if schema.event is not None:
+            event = frame[schema.event]
+            columns.append(seen_cells(event, schema.positive, where))
+    return pl.DataFrame(columns)
 
 
 def needed(schema: Schema, target: bool) -> tuple[str, ...]:
@@ -112,7 +112,8 @@ def targets(
     """
     column = frame[schema.target]
     if schema.event is not None:
-        encoding = TargetEncoding(schema.target, "survival", positive=schema.positive)
+        # Events say by themselves that they were seen.
+        encoding = TargetEncoding(schema.target, "survival")
         try:
             return encoding.encode_survival(column, frame[schema.event])
         except ValueError as error:
@@ -164,10 +165,6 @@ def numbers(column: pl.Series, path: Path) -> Float[np.ndarray, " rows"]:
     Raises:
         ValueError: it holds other values, an empty cell, NaN or infinity.
     """
-    require(
-        column.dtype.is_numeric(),
-        f"the column {column.name!r} of {path.name} holds {column.dtype}, not numbers",
-    )
     values = column.cast(pl.Float64).to_numpy()
     wrong = np.flatnonzero(~np.isfinite(values))
     if wrong.size:
@@ -185,7 +182,7 @@ def codes(
     Raises:
         ValueError: it holds an empty cell or another category.
     """
-    texts = category_text(column).to_list()
+    texts = column.to_list()
     code_of = {name: code for code, name in enumerate(categories)}
     for row, text in enumerate(texts, 1):
         if text not in code_of:

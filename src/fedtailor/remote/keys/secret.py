@@ -54,18 +54,15 @@ def seed_from(secret: int, *parts: bytes) -> int:
     return int.from_bytes(mixed.digest(), "big")
 
 
+def digest_of_secret(secret: int) -> str:
+    """A digest that says whether a secret is the same, and not which it is."""
+    return f"{seed_from(secret, b'digest of the secret'):016x}"
+
+
 def _number_in(path: Path) -> str:
     """Read 64 bits in hexadecimal from a file, or draw them if there is no file."""
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(f"{secrets.randbits(64):016x}\n")
-            file.flush()
-            os.fsync(file.fileno())
-    except FileExistsError:
-        pass  # an earlier call, or another process, has drawn it
-    except OSError as error:
-        raise ValueError(f"cannot write {path}: {error.strerror}") from None
+    if not path.exists():
+        _draw(path)
     try:
         text = path.read_text("ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
@@ -73,7 +70,28 @@ def _number_in(path: Path) -> str:
     is_number = len(text) == 16 and all(digit in "0123456789abcdef" for digit in text)
     require(
         is_number,
-        f"{path} is damaged; remove it, and the run starts to draw other random"
-        " numbers",
+        f"{path} is damaged: restore it from a copy; without it nothing that was answered"
+        " is answered again",
     )
     return text
+
+
+def _draw(path: Path) -> None:
+    """Draw 64 bits into a new file, which is there as a whole or not at all."""
+    drawn = path.with_name(f"{path.name}-{secrets.token_hex(8)}")
+    try:
+        descriptor = os.open(drawn, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(f"{secrets.randbits(64):016x}\n")
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            os.link(drawn, path)
+        except FileExistsError:
+            pass  # another process has drawn it, and a link does not replace it
+        except OSError:  # this file system has no links
+            os.replace(drawn, path)
+    except OSError as error:
+        raise ValueError(f"cannot write {path}: {error.strerror}") from None
+    finally:
+        drawn.unlink(missing_ok=True)

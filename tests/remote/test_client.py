@@ -252,3 +252,28 @@ def test_a_job_that_the_policy_does_not_allow_is_not_begun(tmp_path):
     with pytest.raises(ValueError, match="the policy here does not allow this job"):
         clients.client("a")
     assert not list(read_audit(clients.kit("a").state))
+
+
+@pytest.mark.parametrize("rounds", [3, -1, 2**31 - 1, np.nan])
+def test_a_newcomer_makes_up_for_no_more_rounds_than_the_job_has(tmp_path, rounds):
+    """It computes them in one go: a message of a kilobyte kept it computing for ever."""
+    clients = Clients(tmp_path / "wards", method="local", rounds=2)
+    client, plan = clients.client("a"), plan_of(clients.job)
+
+    def ask(number):
+        dtype = np.float32 if np.isnan(number) else np.int32
+        arrays = {
+            "stream/model": plan.initial()[None],
+            "index/model": np.zeros(1, np.int32),
+            "scalar/rounds": np.array(number, dtype),
+        }
+        request = Request(
+            *(clients.job.identity, 1, 0, "init_unseen", "a"),
+            run="ab",
+            algorithm=plan.describe(0),
+            arrays=arrays,
+        )
+        return decode_reply(client(encode_request(request))).refusal
+
+    assert ask(rounds) is Refusal.ROUND
+    assert ask(2) is None

@@ -118,6 +118,15 @@ class FedEM(Algorithm):
         )
         require_no_clip("fedem's weighted steps", self.sgd)
 
+    @property
+    def sums_show_clients(self) -> str:
+        if self.components == 1:
+            return ""
+        return (
+            "clients whose rows are not of a component change its model as little, so that its"
+            " sum can be what a single one has changed"
+        )
+
     # on the server
     # ----------------------------------------------------------------------------------
 

@@ -88,9 +88,7 @@ SUMS = "sums.json"
 """File with the weights of the secure sums in which this client has a part."""
 
 STEPS_SCOPE = "steps"
-"""The scope of sums of steps: of boosting and of a regression. A step of a linear model is
-one of both, so that in the scope of a run they are combined with those of models, too.
-"""
+"""The scope of sums of steps: of boosting and of a regression."""
 
 SUMMED_ROWS = "summed-rows"
 """File with the digest of the rows that these sums are of."""
@@ -461,6 +459,14 @@ class RoundHandler:
                 -1 <= number <= round,
                 Refusal.ROUND,
                 f"in round {round + 1} the state after round {number + 1} is named",
+            )
+        # A newcomer makes up for rounds in one computation, which nothing interrupts.
+        for name, number in request.arrays.items():
+            refuse_unless(
+                not (name.startswith("scalar/") and name.endswith("rounds"))
+                or bool(((number >= 0) & (number <= last)).all()),
+                Refusal.ROUND,
+                f"more rounds are to be made up for than the {last} of this job",
             )
 
     def _record(

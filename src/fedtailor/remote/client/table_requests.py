@@ -101,10 +101,6 @@ class JobHandler:
             self._begin(rows)
         else:
             self._table = read_table(data, job.schema)
-            if job.regression is not None:
-                # What cannot be fitted shows before anything is sent: a refusal afterwards
-                # would be something about the rows.
-                client_design(self._table, job.regression.model)
             cells = self._table.frame.write_csv().encode()
             content = [cells, np.asarray(self._table.y).tobytes()]
             times = self._table.times
@@ -114,7 +110,7 @@ class JobHandler:
             if job.adds_rows:
                 self._taken = Statistics.unscaled(job.schema)
                 self._taken.save(store.directory)  # to predict by
-                self._begin(self._unscaled(), self._taken)
+                self._begin(self._convert(self._taken), self._taken)
             elif self._taken is not None:
                 try:
                     self._begin(self._convert(self._taken), self._taken)
@@ -267,6 +263,8 @@ class JobHandler:
             Refused: the table does not fit them.
         """
         assert self._table is not None
+        if self._job.adds_rows:
+            return self._table.rows(statistics, MAX_UNSCALED)
         train, schema = self._examples.training_rows, self._job.schema
         with refusing(Refusal.TABLE):
             check_scale(statistics, self._table.statistics(train), schema)
@@ -278,11 +276,6 @@ class JobHandler:
                 " standard deviations from the pooled mean, which count as so far"
             )
         return rows
-
-    def _unscaled(self) -> ClientExamples:
-        """Convert the table to examples in the units of its columns."""
-        assert self._table is not None
-        return self._table.rows(Statistics.unscaled(self._job.schema), MAX_UNSCALED)
 
     def _begin(
         self, rows: ClientExamples, statistics: Statistics | None = None
@@ -307,8 +300,9 @@ class JobHandler:
             )
         design = None
         if plan.regression is not None:
-            with refusing(Refusal.TABLE):
-                design = client_design(self._read_again(), plan.regression.model)
+            # A job with a regression begins before the client connects: a refusal afterwards
+            # would be something about the rows.
+            design = client_design(self._read_again(), plan.regression.model)
         self._rounds = RoundHandler(
             plan,
             federation,

@@ -6,6 +6,7 @@ import pytest
 from fedtailor.remote.client.policy import Policy
 from fedtailor.remote.job.job import read_job
 from fedtailor.remote.job.job_template import EXAMPLE, columns_of, template
+from fedtailor.remote.job.statistics import read_table
 
 ROWS = 40
 
@@ -88,3 +89,20 @@ def test_without_a_table_there_is_an_example(tmp_path):
         "age": None,
         "ward": ("surgery", "medicine"),
     }
+
+
+def test_the_table_of_which_a_job_is_made_fits_it(tmp_path):
+    """As pandas writes classes and categories: True, 1.0 and +1 beside a job's true and 1."""
+    cells = {
+        "outcome": ["True", "False"] * 20,
+        "grade": ["1.0", "2.0", "1.5", ""] * 10,
+        "sign": ["+1", "-1"] * 20,
+    }
+    path = table(tmp_path, **cells)
+    columns, _ = columns_of(path, "outcome")
+    schema = read_back(tmp_path, columns).schema
+    assert set(schema.classes) == {"true", "false"}
+    assert read_table(path, schema).y.tolist() == [1, 0] * 20
+    columns, _ = columns_of(path, "sign")
+    schema = read_back(tmp_path, columns).schema
+    assert read_table(path, schema).y.tolist() == [1, 0] * 20

@@ -53,19 +53,32 @@ def test_what_can_be_read_in_two_ways_is_named():
     ):
         assert alone(kind, cell) is None
     assert alone("number", "1.234") == 1.234
+    assert alone("boolean", "1.0") == alone("boolean", "TRUE") == 1
+    with pytest.raises(ValueError, match=r"'c' of a\.csv holds List"):
+        typed_cells(pl.Series("c", [[1, 2]]), "number", "a.csv")
     assert alone("date", "2024-12-31") == alone("date", "31.12.2024") == 20088
     assert alone("date", "2024-12-31T13:00:00+01:00") == 20088.5
 
 
-def test_whole_numbers_are_categories_without_a_point():
-    column = pl.Series("c", ["1", "1.0", "2.0", "2.5", "01"])
-    assert typed_cells(column, "category", "a.csv").to_list() == [
-        *("1", "1", "2", "2.5", "01")
+def categories(cells, listed=()):
+    return typed_cells(pl.Series("c", cells), "category", "a.csv", listed).to_list()
+
+
+def test_categories_do_not_depend_on_the_program_that_wrote_them():
+    column = ["1", "1.0", "+1", "-0.0", "0.50", "01", "1E5", "True", "x"]
+    assert categories(column) == ["1", "1", "1", "0", "0.5", "01", "1E5", "true", "x"]
+    assert categories([1.0, 2.5, None]) == ["1", "2.5", None]
+    assert categories([True, False, None]) == ["true", "false", None]
+    # As they are listed, however they are.
+    assert categories(["1", "1.0", "+1", "2"], ["1.0", "2"]) == [
+        "1.0",
+        "1.0",
+        "1.0",
+        "2",
     ]
-    floats = pl.Series("c", [1.0, 2.5, None])
-    assert typed_cells(floats, "category", "a.csv").to_list() == ["1", "2.5", None]
-    listed = typed_cells(column, "category", "a.csv", ["1.0", "2"])
-    assert listed.to_list() == ["1", "1.0", "2", "2.5", "01"]
+    assert categories(["1", "1.0"], ["1.0", "1"]) == ["1", "1.0"]
+    assert categories([True, False], ["True", "False"]) == ["True", "False"]
+    assert categories(["TRUE", "False"], ["true", "false"]) == ["true", "false"]
 
 
 @pytest.mark.parametrize(
@@ -73,7 +86,7 @@ def test_whole_numbers_are_categories_without_a_point():
     [
         (("1",), [True, True, False, False]),
         (("dead", "1"), [True, True, True, False]),
-        (("1.0",), [False, True, False, False]),
+        (("1.0",), [True, True, False, False]),
     ],
 )
 def test_labels_of_events_are_compared_cell_by_cell(positive, expected):
@@ -88,6 +101,11 @@ def test_labels_of_events_are_compared_cell_by_cell(positive, expected):
 def test_an_event_can_be_a_comparison():
     found = seen_cells(pl.Series("died", ["2", "0", "1.5"]), (">1",), "a.csv")
     assert found.to_list() == [True, False, True]
+    found = seen_cells(pl.Series("died", ["2", None]), (">1",), "a.csv")
+    assert found.to_list() == [True, None]
+    for cells, positive in ((["True", "False"], "true"), ([True, False], "True")):
+        found = seen_cells(pl.Series("died", cells), (positive,), "a.csv")
+        assert found.to_list() == [True, False]
     with pytest.raises(ValueError, match=r"a\.csv, row 2: 'died' is 'x'"):
         seen_cells(pl.Series("died", ["2", "x"]), (">1",), "a.csv")
 
@@ -109,6 +127,13 @@ def test_the_header_says_what_separates_cells(tmp_path):
     assert read_cells(path, ["age", "note"])["note"].to_list() == ["a;b;c", "d;e;f"]
     with pytest.raises(ValueError, match="has no column 'dose'"):
         read_cells(path, ["age", "dose"])
+
+
+def test_line_ends_of_old_programs_are_named(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_bytes(b"age,ward\r1,a\r2,b\r")
+    with pytest.raises(ValueError, match="lines end with a carriage return"):
+        read_cells(path, ["age", "ward"])
 
 
 def test_text_is_utf8_and_nothing_else(tmp_path):

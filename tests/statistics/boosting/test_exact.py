@@ -186,3 +186,15 @@ def test_sums_over_machines_do_not_depend_on_whose_rows_they_are(classes):
         boost(recorded, x.shape[1], classes, BoostingSettings(trees=3))
         told.append(answers)
     assert told[0] == told[1]
+
+
+@pytest.mark.parametrize(
+    ("size", "said"), [(1e-6, "in which the largest is"), (2e6, "use other units")]
+)
+def test_targets_that_the_grid_does_not_hold_are_named(size, said):
+    """Of targets of a ten-millionth all losses were 0, and no tree was grown."""
+    x, y = np.zeros((4, 1)), size * np.array([1.0, 0.5, -0.5, 0.0])
+    with pytest.raises(ValueError, match=said):
+        BoostingRows(x, y, None, on_grid=True)
+    BoostingRows(x, y / size, None, on_grid=True)
+    BoostingRows(x, 0 * y, None, on_grid=True)

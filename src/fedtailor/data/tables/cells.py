@@ -14,7 +14,7 @@ import polars as pl
 from fedtailor._base.choice import require
 from fedtailor._base.parquet import read_foreign_parquet
 from fedtailor.data.tables.delimited import header_of, is_utf8, read_delimited
-from fedtailor.data.tables.kinds import Kind, parse_as
+from fedtailor.data.tables.kinds import Kind, category_cells, parse_as
 from fedtailor.data.tables.options import TableOptions
 from fedtailor.data.tables.problems import first_row
 from fedtailor.data.tables.reading import clean
@@ -98,16 +98,23 @@ def typed_cells(
         column: the cells; null where they are missing.
         kind: the kind of all of them.
         where: name of the file, for errors.
-        listed: categories that are written like this. Others that are whole numbers lose
-            the point that other programs give them: `1.0` is `1`.
+        listed: categories that are written like this, whatever else is the same: `1.0` is
+            `1`, and `True` is `true`.
 
     Raises:
         ValueError: a cell is not of this kind; with its row.
     """
+    require(
+        not column.dtype.is_nested() and column.dtype not in (pl.Binary, pl.Object),
+        f"column {column.name!r} of {where} holds {column.dtype}, and not cells of a table",
+    )
     if kind == "category":
-        return _texts(column, listed)
-    is_text = column.dtype == pl.String
-    cells = _dates(column) if is_text and kind == "date" else column
+        return category_cells(column, listed)
+    cells = column
+    if column.dtype == pl.String and kind == "date":
+        cells = _dates(column)
+    if column.dtype == pl.String and kind == "boolean":
+        cells = category_cells(column)
     values, _ = parse_as(cells, kind, None)
     bad = values.is_null() & column.is_not_null()
     if bad.any():
@@ -147,18 +154,10 @@ def seen_cells(column: pl.Series, positive: Sequence[str], where: str) -> pl.Ser
     """
     if is_comparison(positive):
         numbers = typed_cells(column, "number", where)
-        return pl.Series(column.name, positive_rows(numbers, positive))
+        seen = pl.Series(column.name, positive_rows(numbers, positive))
+        return seen.set(numbers.is_null(), None)
     texts = typed_cells(column, "category", where, positive)
     return texts.is_in(list(positive)) if positive else texts
-
-
-def _texts(column: pl.Series, listed: Sequence[str]) -> pl.Series:
-    dtype = column.dtype
-    texts = column.cast(pl.String)
-    if not (dtype == pl.String or dtype.is_float()):
-        return texts
-    plain = texts.str.replace(r"^([+-]?\d+)\.0+$", "${1}")
-    return plain.zip_with(~texts.is_in(list(listed)).fill_null(False), texts)
 
 
 def _dates(column: pl.Series) -> pl.Series:

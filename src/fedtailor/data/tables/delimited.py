@@ -15,6 +15,7 @@ from typing import IO, TYPE_CHECKING, cast
 
 import polars as pl
 
+from fedtailor._base.choice import require
 from fedtailor._base.documentation import see
 from fedtailor._base.printable import join_names
 
@@ -134,6 +135,11 @@ def read_delimited(path: Path, options: "TableOptions") -> FileContent:
     if any(series.null_count() for series in frame):
         frame = frame.filter(~pl.all_horizontal(pl.all().is_null()))
     names = [name.strip() for name in header]
+    require(
+        len(names) == frame.width,
+        f"{path}: lines end with a carriage return; save the table with the line ends of Unix"
+        " or Windows",
+    )
     frame = frame.rename(dict(zip(frame.columns, names, strict=True)))
     return FileContent(frame, decimal, tuple(notes))
 

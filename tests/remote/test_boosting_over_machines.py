@@ -579,6 +579,16 @@ def test_a_job_that_boosts_trains_nothing_else(tmp_path):
         simulate_job(clients.job, data)
 
 
+def test_the_loss_of_few_clients_is_not_asked_for(tmp_path):
+    """Beside two clients without validation rows it is that of the third: of its one row."""
+    clients = Boosted(tmp_path / "job")
+    rows = {name: sizes.copy() for name, sizes in clients.sizes(NAMES).items()}
+    for name in NAMES[:2]:
+        rows[name][1] = 0
+    with pytest.raises(ValueError, match="2 clients have validation rows"):
+        boost_clients(clients.job, Tap(clients.responders), rows, tmp_path / "boosted")
+
+
 def test_all_categories_of_a_job_that_boosts_are_listed(tmp_path):
     with pytest.raises(ValueError, match="needs the categories of 'ward'"):
         MarkedClients(tmp_path, privacy=REST.partition("[privacy]")[2])

@@ -12,6 +12,7 @@ from fedtailor._base.choice import require
 from fedtailor._base.files import private_folder, publish
 from fedtailor._base.printable import join_names
 from fedtailor.aggregation.secure_sums import MAX_CLIENTS, MIN_CLIENTS
+from fedtailor.data.federation import SPLITS
 from fedtailor.engine.storage import PersonalModel
 from fedtailor.engine.storage.export import export_models
 from fedtailor.remote.job.examples import template_of
@@ -98,6 +99,12 @@ def boost_clients(
         MIN_CLIENTS <= len(rows) <= MAX_CLIENTS,
         f"boosting adds over {MIN_CLIENTS} to {MAX_CLIENTS} clients, and {len(rows)} are"
         " ready",
+    )
+    validating = sum(int(sizes[SPLITS.index("val")]) > 0 for sizes in rows.values())
+    require(
+        validating == 0 or validating >= MIN_CLIENTS,
+        f"{validating} clients have validation rows, and their loss would be that of so few:"
+        f" have {MIN_CLIENTS} or more (of three rows or more each), or leave out val",
     )
     origin = {"job": job.identity, "clients": sorted(rows)}
     if statistics is not None:

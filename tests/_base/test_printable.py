@@ -377,7 +377,7 @@ def test_a_path_with_brackets_is_one_file(tmp_path):
         rows.write_csv(path) if name.endswith("csv") else rows.write_parquet(path)
     for name in ("t[1].csv", "t[1].parquet"):
         path = tmp_path / name
-        assert len(read_cells(path, ["c", "x"])) == 18
+        assert len(read_cells(path, {"c": (), "x": ()})) == 18
         assert len(from_table(path, client="c", target="y").x) == 18
         assert len(from_frame(path, client="c", label="y").x) == 18
 

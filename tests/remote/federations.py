@@ -77,6 +77,11 @@ class Remote:
             self.plan.common_vectors,
         )
 
+    def start_again(self):
+        """All clients as they are after their processes started again."""
+        self.responders = {name: self.client(name) for name in self.responders}
+        self.transport = LoopbackTransport(self.responders)
+
     def store(self, name):
         return ClientStore(self.directory / name.replace(" ", "-"), EXPERIMENT)
 

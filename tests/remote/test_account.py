@@ -311,12 +311,23 @@ def test_a_description_is_the_same_before_and_after_the_rows_are_known(tmp_path)
     """Clients with federated preprocessing are described first."""
     account = ClientAccount(tmp_path)
     asked = request(task=DESCRIBE, run="", algorithm={"step": "noisy"}, arrays={})
-    account.record(asked)
+    account.record(asked, about="digest of counts")
     account.rows = "digest of rows"
-    account.check(replace(asked))
+    account.check(replace(asked), "digest of counts")
     account.record(request())
     account.rows = "of other rows"
     assert refusal(account, request()) is Refusal.ANSWERED
+
+
+def test_an_account_that_was_replaced_is_named(tmp_path):
+    """An older copy, beside a client that runs: its places were answered again."""
+    account = ClientAccount(tmp_path)
+    account.record(request())
+    account.path.write_bytes(b"")
+    with pytest.raises(
+        ValueError, match="shorter than it was when this client read it"
+    ):
+        account.record(request(round=3))
 
 
 NOISE = """

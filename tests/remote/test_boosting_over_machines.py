@@ -8,13 +8,18 @@ import polars as pl
 import pytest
 
 from fedtailor.cli import main
+from fedtailor.data.federation import SPLITS
 from fedtailor.engine.storage.export import load_models
 from fedtailor.remote.client.describing import COLUMNS, COUNTS, describe_clients
 from fedtailor.remote.client.policy import Policy
 from fedtailor.remote.client.round_requests import PERSONAL
-from fedtailor.remote.job.examples import federation_from_rows, read_all
+from fedtailor.remote.job.examples import (
+    federation_from_rows,
+    read_all,
+    split_client_rows,
+)
 from fedtailor.remote.job.plan import plan_of
-from fedtailor.remote.job.statistics import Statistics, as_array
+from fedtailor.remote.job.statistics import Statistics, as_array, read_table
 from fedtailor.remote.server.boosting import (
     SHARED,
     TREES,
@@ -579,6 +584,19 @@ def test_a_job_that_boosts_trains_nothing_else(tmp_path):
         simulate_job(clients.job, data)
 
 
+def test_which_rows_train_does_not_depend_on_their_classes(tmp_path):
+    """Of three clients of 100 rows, sums over training and over validation rows gave how many
+    of a class each has.
+    """
+    schema = Boosted(tmp_path / "job").job.schema
+    rng = np.random.default_rng(0)
+    few, many = np.arange(100) < 2, rng.integers(0, 2, 100)
+    splits = [split_client_rows(y.astype(int), schema, 29, "b") for y in (few, many)]
+    for part in SPLITS:
+        np.testing.assert_array_equal(*(split[part] for split in splits))
+    assert set(splits[0]["val"]) != set(range(10))
+
+
 def test_the_loss_of_few_clients_is_not_asked_for(tmp_path):
     """Beside two clients without validation rows it is that of the third: of its one row."""
     clients = Boosted(tmp_path / "job")
@@ -712,6 +730,9 @@ def test_machines_boost_tables_of_any_units(tmp_path):
     assert thresholds.max() > 2e7  # an age, in millionths of a year
     own = load_models(folder)[SHARED]
     schema = clients.job.schema
+    # What a client predicts from, too.
+    rows_of_a = read_table(clients.files["a"], schema, target=False)
+    assert rows_of_a.rows(statistics).x.max() > 2e7
     read = [*schema.columns, schema.target]  # the target may be there, and is not read
     frame = pl.read_csv(clients.files["a"]).select(read)
     x = own.preprocessing.transform(frame, missing="impute", unknown="other")

@@ -447,7 +447,7 @@ def test_files_that_are_none_are_refused(tmp_path):
     for name, said in (
         ("none.csv", "there is no file"),
         ("t.xlsx", "is of no known kind; it must end in .csv, .tsv, .parquet"),
-        ("t.parquet", "cannot read"),
+        ("t.parquet", "cannot be read as Parquet"),
         ("less.csv", "less.csv has no column 'ward'; its columns are age, id, label"),
         ("empty.csv", "empty.csv has no rows"),
     ):

@@ -88,15 +88,16 @@ def allowed(policy, job):
     is_private = getattr(job.spec.algorithm.sgd, "dp_noise", None) is not None
     has_noise = bool(job.spec.uplink) or is_private
     opens = job.spec.privacy.sums is None or has_probe
-    plain = has_probe or job.schema.federated or job.spec.privacy.evaluate
+    measures = job.spec.privacy.evaluate and job.boosting is None
+    plain = has_probe or job.schema.federated or measures
     plain = plain or job.boosting is not None or not has_noise
     statistics = job.schema.federated or job.boosting is not None
     return not (
         (policy.secure_aggregation_only and opens)
         or (policy.noise_only and plain)
         or (not policy.federated_statistics and statistics)
-        or (job.spec.privacy.evaluate and policy.secure_aggregation_only)
-        or (not policy.measurements and job.spec.privacy.evaluate)
+        or (measures and policy.secure_aggregation_only)
+        or (measures and not policy.measurements)
         or (policy.columns is not None and "ward" not in policy.columns)
         or (policy.rounds == 5 and job.boosting is not None)
     )

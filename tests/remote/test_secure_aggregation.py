@@ -18,6 +18,7 @@ from fedtailor.aggregation.pipelines import Cast, Clip
 from fedtailor.aggregation.secure_sums import FixedPoint, SecureSums
 from fedtailor.algorithms import (
     MAPPER,
+    SCAFFOLD,
     UCFL,
     FedAvg,
     FedDyn,
@@ -269,7 +270,7 @@ def test_a_client_lost_after_training_weighs_nothing_and_returns(tmp_path):
 
 
 def test_several_vectors_of_a_client_are_added_each_in_a_sum_of_its_own(tmp_path):
-    algorithm = example("fedem")
+    algorithm = SCAFFOLD(sgd=replace(PLAIN, epochs=1, steps=3))
     ours, expected = Secure(algorithm, tmp_path), simulated(algorithm, clients(), 1)
     training = ours.training()
     training.advance()

@@ -123,9 +123,7 @@ def test_a_clients_noise_is_its_secret(algorithm, uplink, tmp_path):
     model = np.asarray(trained(ours.training(), 1).server.model)
     known = np.asarray(simulated(algorithm, clients, 1, uplink=uplink).server.model)
     assert np.abs(model - known).max() > 1e-3
-    ours.responders.update(
-        {name: ours.client(name) for name in clients.names}
-    )  # started again
+    ours.start_again()
     again = trained(ours.training(), 1)
     np.testing.assert_array_equal(again.server.model, model)
     name = "example_epsilon" if algorithm is not UNIFORM else "client_epsilon"
@@ -135,7 +133,7 @@ def test_a_clients_noise_is_its_secret(algorithm, uplink, tmp_path):
     # With another secret the same request had another answer: noise was averaged away.
     for client in clients.names:
         (ours.store(client).directory / SECRET).unlink()
-    ours.responders.update({name: ours.client(name) for name in clients.names})
+    ours.start_again()
     with pytest.raises(TooFewClients):
         trained(ours.training(), 1)
     assert all("it has answered another request" in line for line in ours.lines)

@@ -24,6 +24,10 @@ WRITTEN = {
 }
 
 
+def read(path, *names):
+    return read_cells(path, dict.fromkeys(names, ()))
+
+
 def alone(kind, cell):
     """What a cell says by itself; None if it is named."""
     try:
@@ -122,18 +126,26 @@ def test_rows_are_ordered_by_numbers_or_by_dates():
 def test_the_header_says_what_separates_cells(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text("age;note\n1.5;a,b,c\n2;d,e,f\n")
-    assert read_cells(path, ["age", "note"])["note"].to_list() == ["a,b,c", "d,e,f"]
+    assert read(path, "age", "note")["note"].to_list() == ["a,b,c", "d,e,f"]
     path.write_text("age,note\n1.5,a;b;c\n2,d;e;f\n")
-    assert read_cells(path, ["age", "note"])["note"].to_list() == ["a;b;c", "d;e;f"]
+    assert read(path, "age", "note")["note"].to_list() == ["a;b;c", "d;e;f"]
     with pytest.raises(ValueError, match="has no column 'dose'"):
-        read_cells(path, ["age", "dose"])
+        read(path, "age", "dose")
 
 
 def test_line_ends_of_old_programs_are_named(tmp_path):
     path = tmp_path / "a.csv"
     path.write_bytes(b"age,ward\r1,a\r2,b\r")
     with pytest.raises(ValueError, match="lines end with a carriage return"):
-        read_cells(path, ["age", "ward"])
+        read(path, "age", "ward")
+
+
+def test_a_listed_category_is_no_missing_cell(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("ward,age\nNA,1\n-,NA\n?,-\n")
+    frame = read_cells(path, {"ward": ("NA", "-"), "age": ()})
+    assert frame["ward"].to_list() == ["NA", "-", None]
+    assert frame["age"].to_list() == ["1", None, None]
 
 
 def test_text_is_utf8_and_nothing_else(tmp_path):
@@ -141,7 +153,7 @@ def test_text_is_utf8_and_nothing_else(tmp_path):
     path = tmp_path / "a.csv"
     path.write_bytes("ward,age\nHNO-Süd,1\n".encode("cp1252"))
     with pytest.raises(ValueError, match="UTF-8") as error:
-        read_cells(path, ["ward", "age"])
+        read(path, "ward", "age")
     assert "\n" not in str(error.value)
     path.write_text("ward,age\nHNO-Süd,1\n", encoding="utf-8-sig")
-    assert read_cells(path, ["ward", "age"])["ward"].to_list() == ["HNO-Süd"]
+    assert read(path, "ward", "age")["ward"].to_list() == ["HNO-Süd"]

@@ -79,12 +79,12 @@ def _describe(options: Describe) -> None:
 
     job, coordinator = read_job(options.dir / JOB), options.dir / COORDINATOR
     question = _question(options)
-    if question is None:
-        check_described(job)
-    else:
+    if question is not None:
         question.check(job.schema)
     stored = stored_description(coordinator, job)
     if stored is None:
+        if question is None:
+            check_described(job)
         lines = what_is_sent(job.schema, question)
         _say_unless_json(options, "Each client is asked for:", *_bullets(lines))
         with connected(options.dir, host=options.listen) as connection:

@@ -296,6 +296,8 @@ def _init(options: InitOptions) -> int:
         columns=columns,
     )
     say(f"Made {options.dir} with kits for {', '.join(created_names)}.")
+    if options.data is not None and options.job is None:
+        _say_if_clients_write_otherwise(options.data, read_job(options.dir / JOB))
     say(f"1. Edit {options.dir / JOB}: columns, model, method, rounds.")
     say(
         f"2. Copy {options.dir / JOB} and one kit of {options.dir / 'kits'} to each"
@@ -320,6 +322,16 @@ def _init(options: InitOptions) -> int:
         except ValueError as error:
             say(f"Note: {error}")
     return 0
+
+
+def _say_if_clients_write_otherwise(data: Path, job: "Job") -> None:
+    """Say what a client would say to a file that is written as this table."""
+    from fedtailor.remote.job.statistics import read_table
+
+    try:
+        read_table(data, job.schema)
+    except ValueError as error:
+        say(f"Clients write their files otherwise than {data.name}: {error}")
 
 
 def _serve(options: ServeOptions) -> int:

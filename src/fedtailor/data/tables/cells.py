@@ -6,14 +6,19 @@ client sends of them would show that cell. A cell that cannot be read by itself 
 nothing is sent.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import polars as pl
 
 from fedtailor._base.choice import require
 from fedtailor._base.parquet import read_foreign_parquet
-from fedtailor.data.tables.delimited import header_of, is_utf8, read_delimited
+from fedtailor.data.tables.delimited import (
+    MISSING_WORDS,
+    header_of,
+    is_utf8,
+    read_delimited,
+)
 from fedtailor.data.tables.kinds import Kind, category_cells, parse_as
 from fedtailor.data.tables.options import TableOptions
 from fedtailor.data.tables.problems import first_row
@@ -43,13 +48,14 @@ _WRITTEN = {
 }
 
 
-def read_cells(path: Path, names: Collection[str]) -> pl.DataFrame:
-    """Read the cells of a file, of which those of text stay text.
+def read_cells(path: Path, listed: Mapping[str, Sequence[str]]) -> pl.DataFrame:
+    """Read the cells of some columns of a file, of which those of text stay text.
 
     Args:
         path: the file, `.csv` and `.tsv` in UTF-8, or `.parquet`.
-        names: columns that it must have. With them its header, and no row, says what
-            separates the cells.
+        listed: the columns, which it must have, each with words that do not stand for a
+            missing cell though they usually do. With the names the header of the file, and
+            no row, says what separates the cells.
 
     Raises:
         ValueError: the file cannot be read, or lacks a column.
@@ -69,23 +75,30 @@ def read_cells(path: Path, names: Collection[str]) -> pl.DataFrame:
             ) from None
     else:
         require(is_utf8(path), f"{path.name} is not text in UTF-8: save it as such")
-        found = [it for it in _SEPARATORS[suffix] if set(names) <= header_of(path, it)]
+        found = [len(listed.keys() & header_of(path, it)) for it in _SEPARATORS[suffix]]
         options = TableOptions(
             client="",
-            separator=(found or [_SEPARATORS[suffix][0]])[0],
+            separator=_SEPARATORS[suffix][found.index(max(found))],
             decimal=".",
             encoding="utf-8",
         )
-        frame = read_delimited(path, options).frame
-    frame = clean(frame)
+        frame = read_delimited(path, options, missing_words=("",)).frame
+    frame = clean(frame, missing_words=("",))
     require(frame.height > 0, f"{path.name} has no rows")
-    for name in names:
+    for name in listed:
         require(
             name in frame.columns,
             f"{path.name} has no column {name!r}; its columns are"
             f" {', '.join(frame.columns)}",
         )
-    return frame
+    columns = []
+    for name, words in listed.items():
+        column = frame[name]
+        if column.dtype == pl.String:
+            missing = [word for word in MISSING_WORDS if word not in words]
+            column = column.set(column.is_in(missing), None)
+        columns.append(column)
+    return pl.DataFrame(columns)
 
 
 def typed_cells(

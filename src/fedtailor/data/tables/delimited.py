@@ -79,11 +79,20 @@ def header_of(path: Path, separator: str) -> set[str]:
     return {unicodedata.normalize("NFC", name).strip() for name in first}
 
 
-def read_delimited(path: Path, options: "TableOptions") -> FileContent:
+def read_delimited(
+    path: Path,
+    options: "TableOptions",
+    missing_words: Sequence[str] = MISSING_WORDS,
+) -> FileContent:
     """Read a file of delimited text.
 
     All cells are text (`numerals` converts them). Missing cells are null. Empty lines are
     skipped.
+
+    Args:
+        path: the file.
+        options: how to read it.
+        missing_words: words for missing cells, in addition to those of `options`.
 
     Raises:
         ValueError: the file is empty or no text, or its lines do not fit its header.
@@ -103,7 +112,7 @@ def read_delimited(path: Path, options: "TableOptions") -> FileContent:
         return pl.read_csv(
             source,
             separator=separator,
-            null_values=[*MISSING_WORDS, *options.missing],
+            null_values=[*missing_words, *options.missing],
             infer_schema=False,
             glob=False,  # brackets in a path are not a pattern
         )

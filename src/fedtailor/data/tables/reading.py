@@ -114,7 +114,11 @@ def as_frame(rows: Any) -> pl.DataFrame:
 
 
 def clean(
-    frame: pl.DataFrame, missing: tuple[str, ...] = (), *, fold_case: bool = False
+    frame: pl.DataFrame,
+    missing: tuple[str, ...] = (),
+    *,
+    fold_case: bool = False,
+    missing_words: Sequence[str] = MISSING_WORDS,
 ) -> pl.DataFrame:
     """Replace missing cells by null, strip text, and expand columns of arrays.
 
@@ -125,6 +129,7 @@ def clean(
         missing: the user's words for missing cells. Those that are numbers also mark
             missing cells in numeric columns. "COLUMN=WORD" is a word of one column.
         fold_case: whether text becomes lower case with single spaces.
+        missing_words: words for missing cells of text, in addition to the user's.
     """
     of_all, of_column = words_by_column(missing, frame.columns)
     # A dict, as an entry may have the name of another column.
@@ -134,7 +139,7 @@ def clean(
         is_array = isinstance(series.dtype, pl.List | pl.Array)
         for column in _entries(series) if is_array else [series]:
             words = (*of_all, *of_column.get(series.name, ()))
-            columns[column.name] = _clean_column(column, words)
+            columns[column.name] = _clean_column(column, words, missing_words)
     cleaned = pl.DataFrame(columns)
     if not fold_case:
         return cleaned
@@ -338,7 +343,9 @@ def _entries(series: pl.Series) -> list[pl.Series]:
     ]
 
 
-def _clean_column(series: pl.Series, missing: tuple[str, ...]) -> pl.Series:
+def _clean_column(
+    series: pl.Series, missing: tuple[str, ...], missing_words: Sequence[str]
+) -> pl.Series:
     dtype = series.dtype
     if isinstance(dtype, pl.Categorical | pl.Enum):
         series, dtype = series.cast(pl.String), pl.String()
@@ -347,7 +354,7 @@ def _clean_column(series: pl.Series, missing: tuple[str, ...]) -> pl.Series:
     if dtype == pl.String:
         # Letters with accents are one or two characters, which look alike.
         text = series.str.strip_chars().str.normalize("NFC")
-        return text.set(text.is_in([*MISSING_WORDS, *missing]), None)
+        return text.set(text.is_in([*missing_words, *missing]), None)
     if dtype.is_float():
         series = series.fill_nan(None)
     if dtype.is_numeric():

@@ -120,9 +120,8 @@ class ClientAccount:
 
     Attributes:
         path: the file.
-        rows: digest of the rows that answers are about.
-        secret: digest of what the noise of answers is drawn from (`digest_of_secret`). The same
-            request has another answer with another secret, and is refused.
+        rows: digest of the rows that answers are about, and of the secret of their noise.
+            With others the same request has another answer, and is refused.
 
     Raises:
         ValueError: the file cannot be read, or is damaged.
@@ -136,7 +135,7 @@ class ClientAccount:
         most_runs: int | None = None,
         log: logging.Logger = CLIENTS,
     ) -> None:
-        self.path, self.rows, self.secret = directory / ACCOUNT, "", ""
+        self.path, self.rows = directory / ACCOUNT, ""
         self._most_epsilon, self._most_runs, self._log = most_epsilon, most_runs, log
         self._size_read = 0
         self._answered: dict[_Place, str] = {}
@@ -152,8 +151,12 @@ class ClientAccount:
             with self._locked() as file:
                 self._read_new(file)
 
-    def check(self, request: Request) -> None:
+    def check(self, request: Request, about: str = "") -> None:
         """Check that a request may be answered.
+
+        Args:
+            request: the request.
+            about: see `record`.
 
         Raises:
             Refused: another request for the same task of the same round of this run
@@ -161,7 +164,7 @@ class ClientAccount:
         """
         place, answered = _place_of(request), self._answered
         refuse_unless(
-            place not in answered or answered[place] == self._digest(request),
+            place not in answered or answered[place] == self._digest(request, about),
             Refusal.ANSWERED,
             f"it has answered another request for the task {place.task!r} in round"
             f" {place.round + 1} of this run, or with other rows; it answers one",
@@ -182,6 +185,7 @@ class ClientAccount:
         without_noise: bool = False,
         numbers: int = 0,
         most_numbers: float = math.inf,
+        about: str = "",
     ) -> None:
         """Record an answer before it leaves; the same one again spends nothing.
 
@@ -193,6 +197,8 @@ class ClientAccount:
                 noise, whatever they are: of models, probes, losses.
             most_numbers: the most that may leave in all runs of the job, as a coordinator
                 that starts again asks about the same rows again.
+            about: digest of what the answer is made of; by default `rows`, which are not
+                known when a table is described.
 
         Raises:
             Refused: the request may not be answered (see `check`), or too much would be
@@ -202,13 +208,13 @@ class ClientAccount:
         releases = tuple(release for release in releases if release.count)
         with self._locked() as file:
             self._read_new(file)  # another process may have answered
-            self.check(request)
+            self.check(request, about)
             if _place_of(request) in self._answered:
                 return
             answer = _Answer(
                 time=datetime.now(UTC).isoformat(timespec="seconds"),
                 **_place_of(request)._asdict(),
-                request=self._digest(request),
+                request=self._digest(request, about),
                 releases=releases,
                 without_noise=without_noise,
                 numbers=numbers,
@@ -233,13 +239,10 @@ class ClientAccount:
         if releases:
             self._log.warning(f"round {request.round + 1}: {self._describe_epsilons()}")
 
-    def _digest(self, request: Request) -> str:
+    def _digest(self, request: Request, about: str = "") -> str:
         """The digest of a request, computed once for `check` and `record`."""
         if self._last is None or self._last[0] is not request:
-            # With other rows the same request would have another answer. A description
-            # is asked for before these are known, and compares its table itself.
-            rows = "" if request.task == DESCRIBE else self.rows
-            asked = f"{digest_of(request)} {rows} {self.secret}".encode()
+            asked = f"{digest_of(request)} {about or self.rows}".encode()
             self._last = request, hashlib.sha256(asked).hexdigest()
         return self._last[1]
 
@@ -352,6 +355,11 @@ class ClientAccount:
         Raises:
             ValueError: a line is damaged.
         """
+        require(
+            file.seek(0, os.SEEK_END) >= self._size_read,
+            f"{self.path} is shorter than it was when this client read it: it was replaced;"
+            " restore it from a backup, and start the client again",
+        )
         file.seek(self._size_read)
         whole, newline, torn = file.read().rpartition(b"\n")
         if torn:

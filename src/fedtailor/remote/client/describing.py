@@ -61,7 +61,7 @@ from fedtailor.remote.job.statistics import (
     read_table,
     statistics_from_arrays,
 )
-from fedtailor.remote.keys.secret import digest_of_secret, secret_in, seed_from
+from fedtailor.remote.keys.secret import secret_in, seed_from
 from fedtailor.remote.wire.messages import ArraySpec, Request
 from fedtailor.remote.wire.refusals import Refusal, refuse_unless, refusing
 from fedtailor.remote.wire.request_kind import DESCRIBE
@@ -308,16 +308,16 @@ class Describer:
             batch_size=rows,
             examples=rows,
         )
-        secret = secret_in(self._path.parent)
-        self._account.secret = digest_of_secret(secret)
-        self._account.record(request, [release])
         counted = {
             name: _count_cells(columns[name], kinds[name], cells)
             for name, cells in noisy_cells(self._schema, question).items()
         }
-        # The same counts have the same noise, also of another process, or after a backup.
+        # The same counts have the same noise, also of another process, or after a backup;
+        # others, or with another secret, are not told in their place.
         content = [counts.tobytes() for counts in counted.values()]
-        asked = _digest_of(request).encode()
+        secret, asked = secret_in(self._path.parent), _digest_of(request).encode()
+        drawn_from = seed_from(secret, b"account", *content)
+        self._account.record(request, [release], about=f"{drawn_from:016x}")
         rng = np.random.default_rng(seed_from(secret, asked, *content))
         histograms = {}
         for name, counts in counted.items():

@@ -155,7 +155,7 @@ class Policy:
                 " regression, in which it has its own intercept or baseline hazard"
                 " (secure_aggregation_only is true)"
             )
-        if job.spec.privacy.evaluate:
+        if measures(job):
             against = ["measurements is false"] * (not self.measurements)
             against += [
                 "secure_aggregation_only is true"
@@ -400,6 +400,11 @@ def has_probe(job: Job) -> bool:
     return any(method.probes for method, _ in job.spec.algorithm.phases())
 
 
+def measures(job: Job) -> bool:
+    """Whether clients send sums of their own losses, after rounds of training."""
+    return job.spec.privacy.evaluate and not job.adds_rows
+
+
 def tells_columns(job: Job) -> bool:
     """Whether clients tell sums of their own columns before they train."""
     return job.schema.federated and not job.adds_rows
@@ -428,7 +433,7 @@ def _without_noise(job: Job) -> Iterator[str]:
         "sums of columns": tells_columns(job),
         "sums to boost trees": job.boosting is not None,
         "sums of a regression": job.regression is not None,
-        "sums of losses": job.spec.privacy.evaluate,
+        "sums of losses": measures(job),
         "an answer to a probe": has_probe(job),
     }
     without = [what for what, is_sent in sent.items() if is_sent]

@@ -13,6 +13,7 @@ from fedtailor.remote.client.policy import (
     adds_noise,
     counts_classes,
     has_probe,
+    measures,
     shows_own_counts,
     tells_columns,
 )
@@ -92,7 +93,7 @@ PROMISES = (
             policy.measurements
             and not (policy.secure_aggregation_only or policy.noise_only)
         ),
-        lambda job: job.spec.privacy.evaluate,
+        measures,
     ),
 )
 

@@ -141,7 +141,7 @@ class RoundHandler:
         self._most_numbers = most_numbers
         self._seed = secret_in(store.directory) if self._has_secret else plan.seed
         if self._has_secret:
-            self._account.secret = digest_of_secret(self._seed)
+            self._account.rows += f" {digest_of_secret(self._seed)}"
         self._rows = federation.digest.encode() if self._has_secret else b""
         self._sum_client: SecureSumClient | None = None
         if plan.sums is not None:

@@ -29,7 +29,6 @@ from fedtailor.remote.job.plan import plan_of
 from fedtailor.remote.job.regression import client_design
 from fedtailor.remote.job.statistics import (
     MAX_INPUT,
-    MAX_UNSCALED,
     OWN_FILE,
     ClientTable,
     Statistics,
@@ -264,7 +263,7 @@ class JobHandler:
         """
         assert self._table is not None
         if self._job.adds_rows:
-            return self._table.rows(statistics, MAX_UNSCALED)
+            return self._table.rows(statistics)
         train, schema = self._examples.training_rows, self._job.schema
         with refusing(Refusal.TABLE):
             check_scale(statistics, self._table.statistics(train), schema)

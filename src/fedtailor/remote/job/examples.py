@@ -26,7 +26,6 @@ from fedtailor.models.tasks.survival import (
 )
 from fedtailor.remote.job.job import Job, Schema
 from fedtailor.remote.job.statistics import (
-    MAX_UNSCALED,
     ClientTable,
     Statistics,
     add_statistics,
@@ -138,18 +137,17 @@ def read_all(
     tables = {name: read_table(path, schema) for name, path in files.items()}
     if job.adds_rows:
         statistics = Statistics.unscaled(schema)
-        rows = {
-            name: table.rows(statistics, MAX_UNSCALED) for name, table in tables.items()
+    else:
+        # In the coordinator's order, as floating-point sums depend on it.
+        train = {
+            name: example_rows_of(
+                tables[name], schema, job.spec.seed, name
+            ).training_rows
+            for name in sorted(tables)
         }
-        return federation_from_rows(job, rows, statistics), statistics
-    # Add statistics in the coordinator's order, as floating-point sums depend on it.
-    train = {
-        name: example_rows_of(tables[name], schema, job.spec.seed, name).training_rows
-        for name in sorted(tables)
-    }
-    statistics = add_statistics(
-        tables[name].statistics(rows) for name, rows in train.items()
-    )
+        statistics = add_statistics(
+            tables[name].statistics(rows) for name, rows in train.items()
+        )
     rows = {name: table.rows(statistics) for name, table in tables.items()}
     return federation_from_rows(job, rows, statistics), statistics
 
@@ -245,6 +243,8 @@ def split_client_rows(
     rows = Ragged.of([np.arange(len(y))])
     # A split has events and censored rows in the same shares, as it has classes.
     strata = y[:, 1].astype(np.int64) if schema.task == "survival" else y
+    if not schema.stratified:
+        strata = np.zeros(len(y), np.int64)
     if times is None:
         splits = draw_splits(
             rows, strata, (name,), test=schema.test, val=schema.val, seed=seed

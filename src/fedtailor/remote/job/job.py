@@ -193,6 +193,8 @@ class Schema:
         hazard: of survival, the model of the hazard.
         intervals: of survival, ascending ends of intervals of time.
         windowing: how rows become windows; None = rows are the examples.
+        stratified: whether rows are divided within each class, or without looking at them:
+            exact sums of two splits would show how many rows of a class one client has.
     """
 
     target: str
@@ -207,6 +209,7 @@ class Schema:
     hazard: Hazard = "discrete"
     intervals: tuple[float, ...] = ()
     windowing: Windowing | None = None
+    stratified: bool = True
 
     @property
     def task(self) -> Literal["classification", "regression", "survival"]:
@@ -423,17 +426,20 @@ def _job(document: Document) -> Job:
                     " not measure: set evaluate = true in [privacy] and val in"
                     " [data], or leave it out",
                 )
+    boosting = _boosting(content, schema, spec)
+    regression = _regression(content, schema, spec)
+    adds_rows = boosting is not None or regression is not None
     return Job(
         title=title,
         host=host,
         port=port,
-        schema=schema,
+        schema=replace(schema, stratified=not adds_rows),
         spec=spec,
         minimum=training.minimum,
         deadline=training.deadline,
         content=content,
-        boosting=_boosting(content, schema, spec),
-        regression=_regression(content, schema, spec),
+        boosting=boosting,
+        regression=regression,
         until_score=training.until_score,
     )
 

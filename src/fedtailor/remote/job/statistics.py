@@ -260,16 +260,15 @@ class ClientTable:
             codes = outcome_cells(codes[:, 0], codes[:, 1], self.schema.intervals)
         return pl.Series([names[code] for code in codes.tolist()], dtype=pl.String)
 
-    def rows(self, statistics: Statistics, most: float = MAX_INPUT) -> ClientExamples:
-        """Convert the table to the examples that models take.
+    def rows(self, statistics: Statistics) -> ClientExamples:
+        """Convert the table to the examples that models take, within `MAX_INPUT`, or
+        `MAX_UNSCALED` if numbers stay as they are.
 
         No cell is too far for that, whatever the statistics are: the refusal would say
         that there is one.
-
-        Args:
-            statistics: by which inputs and targets are scaled.
-            most: the largest of these; farther ones count as so far.
         """
+        is_scaled = statistics != Statistics.unscaled(self.schema)
+        most = MAX_INPUT if is_scaled else MAX_UNSCALED
         preprocessing = statistics.preprocessing(self.schema)
         x = np.empty((self.frame.height, len(preprocessing.inputs)), np.float32)
         start = 0

@@ -79,17 +79,21 @@ def read_typed(path: Path, schema: Schema, *, target: bool) -> pl.DataFrame:
         ValueError: the file cannot be read or lacks a column, or a cell is of another
             kind; with the row.
     """
-    frame, where = read_cells(path, needed(schema, target)), path.name
+    listed = {name: schema.columns.get(name) or () for name in needed(schema, target)}
+    if target and schema.classes is not None:
+        listed[schema.target] = schema.classes
+    if target and schema.event is not None:
+        listed[schema.event] = schema.positive
+    frame, where = read_cells(path, listed), path.name
     columns = list[pl.Series]()
     for name, kind in schema.kinds.items():
-        listed = schema.columns[name] or ()
-        columns.append(typed_cells(frame[name], kind, where, listed))
+        columns.append(typed_cells(frame[name], kind, where, listed[name]))
     if schema.windowing is not None:
         columns.append(ordered_cells(frame[schema.windowing.time], where))
     if target:
         kind = "number" if schema.classes is None else "category"
         column = frame[schema.target]
-        columns.append(typed_cells(column, kind, where, schema.classes or ()))
+        columns.append(typed_cells(column, kind, where, listed[schema.target]))
         if schema.event is not None:
             event = frame[schema.event]
             columns.append(seen_cells(event, schema.positive, where))

@@ -454,3 +454,11 @@ def test_files_that_are_none_are_refused(tmp_path):
         with pytest.raises(ValueError) as refused:
             read_rows(tmp_path / name, schema)
         assert said in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_a_category_that_stands_for_a_missing_cell_is_refused(tmp_path):
+    """A model of such a job would read its cells as missing where it predicts."""
+    with pytest.raises(
+        ValueError, match="ward has the category 'NA', which stands for a"
+    ):
+        job_of(tmp_path, ('"medicine"', '"NA"'))

@@ -68,21 +68,24 @@ def categories(cells, listed=()):
     return typed_cells(pl.Series("c", cells), "category", "a.csv", listed).to_list()
 
 
-def test_categories_do_not_depend_on_the_program_that_wrote_them():
-    column = ["1", "1.0", "+1", "-0.0", "0.50", "01", "1E5", "True", "x"]
-    assert categories(column) == ["1", "1", "1", "0", "0.5", "01", "1E5", "true", "x"]
+def test_categories_are_text_as_it_stands():
+    """Codes that look like numbers are no numbers: of diseases 250, 250.0 and 250.00."""
+    codes = ["250", "250.0", "250.00", "01", "1E5", "True", "900000000000207018"]
+    assert categories(codes) == codes
     assert categories([1.0, 2.5, None]) == ["1", "2.5", None]
     assert categories([True, False, None]) == ["true", "false", None]
-    # As they are listed, however they are.
-    assert categories(["1", "1.0", "+1", "2"], ["1.0", "2"]) == [
-        "1.0",
-        "1.0",
-        "1.0",
-        "2",
-    ]
+    many = pl.Series("c", [900000000000207018, 900000000000207008], pl.Int64)
+    assert categories(many) == ["900000000000207018", "900000000000207008"]
+
+
+def test_listed_categories_do_not_depend_on_the_program_that_wrote_them():
+    assert categories(["1", "1.0", "+1", "2.0"], ["1.0", "2"]) == ["1.0"] * 3 + ["2"]
     assert categories(["1", "1.0"], ["1.0", "1"]) == ["1", "1.0"]
+    assert categories(["-1.0", "1.00", "01"], ["-1", "1"]) == ["-1", "1.00", "01"]
     assert categories([True, False], ["True", "False"]) == ["True", "False"]
     assert categories(["TRUE", "False"], ["true", "false"]) == ["true", "false"]
+    ids = ["900000000000207008", "900000000000207018"]
+    assert categories(ids, ids[:1]) == ids
 
 
 @pytest.mark.parametrize(

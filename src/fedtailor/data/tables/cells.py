@@ -111,8 +111,7 @@ def typed_cells(
         column: the cells; null where they are missing.
         kind: the kind of all of them.
         where: name of the file, for errors.
-        listed: categories that are written like this, whatever else is the same: `1.0` is
-            `1`, and `True` is `true`.
+        listed: categories that are written like this (see `category_cells`).
 
     Raises:
         ValueError: a cell is not of this kind; with its row.
@@ -127,7 +126,7 @@ def typed_cells(
     if column.dtype == pl.String and kind == "date":
         cells = _dates(column)
     if column.dtype == pl.String and kind == "boolean":
-        cells = category_cells(column)
+        cells = category_cells(column, ("0", "1"))
     values, _ = parse_as(cells, kind, None)
     bad = values.is_null() & column.is_not_null()
     if bad.any():

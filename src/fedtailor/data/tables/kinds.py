@@ -25,8 +25,6 @@ MAX_MAGNITUDE = 1e150
 
 TRUE_WORDS = ("true", "yes", "t", "y")
 FALSE_WORDS = ("false", "no", "f", "n")
-_PLAIN = r"^[+-]?(0|[1-9]\d*)(\.\d+)?$"
-"""A number that other programs may write with another sign, or other zeros. 007 is a code."""
 _MICROSECONDS_PER_DAY = 86_400_000_000
 _DATE_PATTERN = re.compile(
     r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}|\d{4}-\d{2}$|\d{1,2}-?[A-Za-z]{3}-?\d{2,4}"
@@ -187,27 +185,33 @@ def category_text(series: pl.Series) -> pl.Series:
 
 
 def category_cells(column: pl.Series, listed: Sequence[str] = ()) -> pl.Series:
-    """Convert categories to text, each cell by itself: as it is listed, however a program
-    writes it, or in the usual way.
+    """Convert categories to text, each cell by itself, as it stands.
+
+    Only a category that is listed is also taken as other programs write it: `1.0` and `+1`
+    for `1`, `True` for `true`. Codes such as 250.0 and 250.00 are different ones.
     """
-    texts = column.cast(pl.String)
-    known = dict(zip(_usual(pl.Series(listed, dtype=pl.String)), listed, strict=True))
-    usual = _usual(texts)
-    named = usual.replace(known) if known else usual
-    return named.zip_with(~texts.is_in(list(listed)).fill_null(False), texts)
+    if column.dtype.is_float():
+        numbers = column.cast(pl.Float64)
+        is_whole = ((numbers == numbers.round()) & (numbers.abs() < 2**53)).fill_null(
+            False
+        )
+        whole = numbers.set(~is_whole, None).cast(pl.Int64).cast(pl.String)
+        texts = whole.zip_with(whole.is_not_null(), numbers.cast(pl.String))
+    else:
+        texts = column.cast(pl.String)
+    if not listed:
+        return texts
+    known = dict(zip(_plain(pl.Series(listed, dtype=pl.String)), listed, strict=True))
+    plain = _plain(texts)
+    is_other = ~texts.is_in(list(listed)) & plain.is_in(list(known))
+    return plain.replace(known).zip_with(is_other.fill_null(False), texts)
 
 
-def _usual(texts: pl.Series) -> pl.Series:
-    """Text in which `1.0` and `+1` are `1`, `0.50` is `0.5` and `True` is `true`."""
-    numbers = texts.set(~texts.str.contains(_PLAIN).fill_null(False), None)
-    numbers = numbers.cast(pl.Float64, strict=False)
-    is_whole = ((numbers == numbers.round()) & (numbers.abs() < 2**53)).fill_null(False)
-    whole = numbers.set(~is_whole, None).cast(pl.Int64).cast(pl.String)
-    lower = texts.str.to_lowercase()
-    booleans = lower.set(~lower.is_in(["true", "false"]).fill_null(False), None)
-    usual = whole.zip_with(whole.is_not_null(), numbers.cast(pl.String))
-    usual = usual.zip_with(usual.is_not_null(), booleans)
-    return usual.zip_with(usual.is_not_null(), texts)
+def _plain(texts: pl.Series) -> pl.Series:
+    """Text without a sign or a point that other programs write, and their booleans."""
+    numbers = texts.str.replace(r"^\+?(-?\d+)(?:\.0)?$", "${1}")
+    lower = numbers.str.to_lowercase()
+    return lower.zip_with(lower.is_in(["true", "false"]).fill_null(False), numbers)
 
 
 def as_numbers(series: pl.Series) -> pl.Series | None:

@@ -21,7 +21,6 @@ from fedtailor._base.printable import join_names
 from fedtailor.data.tables.decorrelation import Decorrelation
 from fedtailor.data.tables.encoding import ColumnEncoding
 from fedtailor.data.tables.kinds import (
-    category_cells,
     category_text,
     parse_as,
     parse_times,
@@ -356,9 +355,6 @@ class Preprocessing:
             The values, with null for missing and invalid cells, and a mask of the
             invalid cells.
         """
-        if column.kind == "category":
-            values = category_cells(series, column.categories)
-            return values, values.is_null() & series.is_not_null()
         is_text = column.kind == "number" and series.dtype == pl.String
         if is_text and (self.decimal == "," or self.thousands is not None):
             series = without_marks(series, self.decimal, self.thousands)

@@ -24,6 +24,7 @@ from fedtailor._base.printable import join_names
 from fedtailor.aggregation.uplink_tables import uplink_of_tables
 from fedtailor.algorithms.find import find_algorithm
 from fedtailor.data.federation.checks import MAX_SEED
+from fedtailor.data.tables.delimited import MISSING_WORDS
 from fedtailor.data.tables.kinds import Kind
 from fedtailor.data.tables.options import Hazard
 from fedtailor.data.tables.windows import Windowing
@@ -758,6 +759,13 @@ def _schema(data: _Data) -> Schema:
                     ("data", "columns", name),
                     f"{name} has the categories {kind}; it needs two or more, each"
                     " once",
+                )
+            missing = sorted(set(kind) & set(MISSING_WORDS))
+            if missing:
+                raise ConfigError(
+                    ("data", "columns", name),
+                    f"{name} has the category {missing[0]!r}, which stands for a missing"
+                    " cell; write another word in the clients' files",
                 )
             columns[name], kinds[name] = tuple(kind), "category"
         else:

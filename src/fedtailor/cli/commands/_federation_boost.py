@@ -78,6 +78,11 @@ def boost(options: Boost) -> int:
                 )
         except TooFewClients as error:
             raise ValueError(f"{error}; {advice}") from None
+    if not model.trees:
+        say(
+            "No tree helps on validation rows. If targets are numbers below a thousandth, use"
+            " other units: sums over machines round each row's square to 2^-40."
+        )
     say(
         f"{len(model.trees)} rounds of shared trees, as many as validation rows say:"
         f" {directory}",

@@ -223,8 +223,8 @@ def split_client_rows(
     name: str,
     times: NDArray[np.float64] | None = None,
 ) -> dict[str, NDArray[np.int64]]:
-    """Split a client's rows into training, validation and test rows: at random, or in
-    time if they become windows.
+    """Split a client's rows into training, validation and test rows: at random, within
+    each class unless the schema says otherwise, or in time if they become windows.
 
     A table of all clients on one machine is split by the same rule. It depends on the
     seed and the client's name, classes, events and times only, so every machine can

@@ -13,7 +13,6 @@ import numpy as np
 from jaxtyping import Float
 from numpy.typing import NDArray
 
-from fedtailor._base.choice import require
 from fedtailor.statistics.boosting.bins import bin_numbers
 from fedtailor.statistics.boosting.tree import Move, Tree
 from fedtailor.statistics.grid import (
@@ -30,9 +29,6 @@ _NOTHING = np.zeros(0)
 
 _LARGEST_TARGET = 2.0**20
 """Squares of twice as much are numbers that sums hold."""
-
-_LEAST_TARGET = 2.0**-13
-"""Squares of as much have four digits on the grid."""
 
 
 @dataclass(frozen=True)
@@ -100,13 +96,6 @@ class BoostingRows:
             if classes is None:
                 targets = np.concatenate([self.y, self.val_y])
                 check_numbers(targets, "a target", _LARGEST_TARGET)
-                largest = float(np.abs(targets).max(initial=0))
-                require(
-                    not 0 < largest < _LEAST_TARGET,
-                    f"all targets are below {largest:g}, and sums over machines round each"
-                    " row's square: use other units, in which the largest is"
-                    f" {_LEAST_TARGET:g} or more",
-                )
 
     def answer(self, request: BoostingRequest) -> NDArray[Any]:
         """This client's part of the sum that a request asks for."""

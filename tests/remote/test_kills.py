@@ -49,7 +49,7 @@ class Machines:
         for name in NAMES:
             shutil.copy(job, self.directory / "kits" / name / JOB)
         self.rng, self.kills, self.over = np.random.default_rng(seed), 0, False
-        self.stops, self.threads = {}, []
+        self.stops, self.threads, self.failure = {}, [], None
         for name in NAMES:
             self.threads.append(threading.Thread(target=self.live, args=(name,)))
             self.threads[-1].start()
@@ -57,28 +57,32 @@ class Machines:
     def live(self, name):
         """A client, as many times as it is killed."""
         while not self.over:
-            # What a process has in memory goes with it: cache, last answer, session.
-            responder = self.clients.client(name)
-
-            def respond(body, responder=responder):
-                draw = self.rng.random()
-                if draw < 0.05:
-                    raise Killed  # with a message that it has not answered
-                answer = responder(body)
-                if draw < 0.1:
-                    raise Killed  # with an answer that nobody has got
-                return answer
-
-            self.stops[name] = threading.Event()
             try:
-                kit = read_kit(self.directory / "kits" / name)
-                answer_messages(
-                    Abrupt(kit),
-                    respond,
-                    stop=self.stops[name],
-                )
+                self.live_once(name)
             except Killed:
                 self.kills += 1
+            except BaseException as error:
+                # Without this client each round would wait for its deadline.
+                self.failure = error
+                raise
+
+    def live_once(self, name):
+        """A client until it is killed."""
+        # What a process has in memory goes with it: cache, last answer, session.
+        responder = self.clients.client(name)
+
+        def respond(body):
+            draw = self.rng.random()
+            if draw < 0.05:
+                raise Killed  # with a message that it has not answered
+            answer = responder(body)
+            if draw < 0.1:
+                raise Killed  # with an answer that nobody has got
+            return answer
+
+        self.stops[name] = threading.Event()
+        kit = read_kit(self.directory / "kits" / name)
+        answer_messages(Abrupt(kit), respond, stop=self.stops[name])
 
     def train(self, dies_after):
         """A coordinator, killed after it has looked for answers a number of times."""
@@ -92,6 +96,8 @@ class Machines:
 
             def mortal():
                 looks.append(1)
+                if self.failure is not None:
+                    raise self.failure
                 if len(looks) == dies_after:
                     raise Killed
                 return receive()

@@ -22,15 +22,14 @@ from fedtailor.aggregation.sum_shares import (
 )
 from fedtailor.protocol import (
     PRIVATE_STEPS,
-    SGD,
     Algorithm,
     ClientRows,
     Cohort,
     HiddenRows,
     Pipeline,
     Sums,
-    is_hyperparameters,
 )
+from fedtailor.protocol.sgd import sgds_of
 
 MIN_CLIENTS = 3
 """Minimum number of clients in a sum; with two, each learns the other's vector."""
@@ -175,7 +174,7 @@ class SecureSums:
                 f"secure_aggregation shows the server sums only{advice}",
             )
             require(
-                not _has_ridge(method),
+                all(sgd.ridge is None for sgd in sgds_of(method)),
                 f"secure_aggregation would not hide {name}'s clients: ridge shortens each"
                 " one's model by its number of rows, which several sums show; say"
                 " weight_decay",
@@ -240,16 +239,6 @@ class SecureSums:
                 f" needs two clients or more in a round for each of {method.about.name}'s"
                 " streams",
             )
-
-
-def _has_ridge(settings: Any) -> bool:
-    """Whether some `SGD` among the hyper-parameters of a method, and of those that it contains,
-    has a ridge penalty.
-    """
-    for value in vars(settings).values():
-        if is_hyperparameters(value) and _has_ridge(value):
-            return True
-    return isinstance(settings, SGD) and settings.ridge is not None
 
 
 @dataclass(frozen=True)

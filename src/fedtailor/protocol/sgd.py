@@ -10,6 +10,7 @@ from fedtailor.protocol.hyperparameters import (
     TracedInt,
     ZeroIsStatic,
     hyperparameters,
+    is_hyperparameters,
     is_off,
     require,
 )
@@ -190,3 +191,16 @@ class SGD:
         is_count = jnp.issubdtype(jnp.result_type(samples), jnp.integer)
         least = 1 if is_count else jnp.finfo(jnp.float32).tiny
         return self.weight_decay + self.ridge / jnp.maximum(samples, least)
+
+
+def sgds_of(settings: Any) -> list[SGD]:
+    """The `SGD` settings among the hyper-parameters of a method, and of the methods that it
+    contains.
+    """
+    found = []
+    for value in vars(settings).values():
+        if isinstance(value, SGD):
+            found.append(value)
+        elif is_hyperparameters(value):
+            found += sgds_of(value)
+    return found

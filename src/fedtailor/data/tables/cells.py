@@ -12,7 +12,6 @@ from pathlib import Path
 import polars as pl
 
 from fedtailor._base.choice import require
-from fedtailor._base.parquet import read_foreign_parquet
 from fedtailor.data.tables.delimited import (
     MISSING_WORDS,
     header_of,
@@ -22,7 +21,7 @@ from fedtailor.data.tables.delimited import (
 from fedtailor.data.tables.kinds import Kind, category_cells, parse_as
 from fedtailor.data.tables.options import TableOptions
 from fedtailor.data.tables.problems import first_row
-from fedtailor.data.tables.reading import clean
+from fedtailor.data.tables.reading import clean, read_parquet
 from fedtailor.data.tables.target import is_comparison, positive_rows
 
 ENDINGS = (".csv", ".tsv", ".parquet")
@@ -38,7 +37,9 @@ _DATES = (
 """Formats of dates of which no cell fits two."""
 
 _DATES_WITH_OFFSET = (
-    *("%Y-%m-%d %H:%M:%S%.f%#z", "%Y-%m-%dT%H:%M:%S%.f%#z", "%Y-%m-%dT%H:%M%#z"),
+    "%Y-%m-%d %H:%M:%S%.f%#z",
+    "%Y-%m-%dT%H:%M:%S%.f%#z",
+    "%Y-%m-%dT%H:%M%#z",
 )
 
 _WRITTEN = {
@@ -67,12 +68,7 @@ def read_cells(path: Path, listed: Mapping[str, Sequence[str]]) -> pl.DataFrame:
         f"{path.name} is of no known kind; it must end in {', '.join(ENDINGS)}",
     )
     if suffix == ".parquet":
-        try:
-            frame = read_foreign_parquet(path)
-        except (pl.exceptions.PolarsError, OSError) as error:
-            raise ValueError(
-                f"{path} cannot be read as Parquet: {str(error).splitlines()[0]}"
-            ) from None
+        frame = read_parquet(path)
     else:
         require(is_utf8(path), f"{path.name} is not text in UTF-8: save it as such")
         found = [len(listed.keys() & header_of(path, it)) for it in _SEPARATORS[suffix]]

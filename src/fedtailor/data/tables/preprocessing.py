@@ -20,11 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from fedtailor._base.printable import join_names
 from fedtailor.data.tables.decorrelation import Decorrelation
 from fedtailor.data.tables.encoding import ColumnEncoding
-from fedtailor.data.tables.kinds import (
-    category_text,
-    parse_as,
-    parse_times,
-)
+from fedtailor.data.tables.kinds import category_text, parse_as, parse_times
 from fedtailor.data.tables.numerals import without_marks
 from fedtailor.data.tables.problems import (
     Problems,

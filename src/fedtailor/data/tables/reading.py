@@ -212,8 +212,17 @@ def _read_file(
         return read_delimited(path, options)
     if name.endswith(EXCEL_ENDINGS):
         return _read_excel(path, options, {*options.roles.values(), *columns})
+    return FileContent(read_parquet(path))
+
+
+def read_parquet(path: Path) -> pl.DataFrame:
+    """Read a Parquet file of somebody else.
+
+    Raises:
+        ValueError: it cannot be read.
+    """
     try:
-        return FileContent(read_foreign_parquet(path))
+        return read_foreign_parquet(path)
     except (pl.exceptions.PolarsError, OSError) as error:
         raise ValueError(
             f"{path} cannot be read as Parquet: {str(error).splitlines()[0]}"

@@ -15,7 +15,8 @@ from fedtailor.aggregation.accounting.privacy import max_private_batch
 from fedtailor.aggregation.noise import with_gaussian_noise
 from fedtailor.engine.client.losses import mean_loss
 from fedtailor.engine.client.shuffle import shuffled
-from fedtailor.protocol import SGD, Batch, Params, is_hyperparameters
+from fedtailor.protocol import SGD, Batch, Params
+from fedtailor.protocol.sgd import sgds_of
 
 if TYPE_CHECKING:
     from fedtailor.engine.client.trainer import DeviceTrainer
@@ -174,13 +175,7 @@ def private_settings(algorithm: Any) -> list[SGD]:
     """The `SGD` settings with `dp_noise` among the hyper-parameters of a method and of the
     methods that it contains.
     """
-    private = []
-    for value in vars(algorithm).values():
-        if isinstance(value, SGD) and value.dp_noise is not None:
-            private.append(value)
-        elif is_hyperparameters(value):
-            private += private_settings(value)
-    return private
+    return [sgd for sgd in sgds_of(algorithm) if sgd.dp_noise is not None]
 
 
 def accounted_settings(methods: Iterable[Any]) -> SGD | None:

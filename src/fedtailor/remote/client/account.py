@@ -242,9 +242,9 @@ class ClientAccount:
     def _digest(self, request: Request, about: str = "") -> str:
         """The digest of a request, computed once for `check` and `record`."""
         if self._last is None or self._last[0] is not request:
-            asked = f"{digest_of(request)} {about or self.rows}".encode()
-            self._last = request, hashlib.sha256(asked).hexdigest()
-        return self._last[1]
+            self._last = request, digest_of(request)
+        asked = f"{self._last[1]} {about or self.rows}"
+        return hashlib.sha256(asked.encode()).hexdigest()
 
     def epsilons(self, more: Iterable[Release] = ()) -> dict[str, tuple[float, float]]:
         """What all answers have spent.

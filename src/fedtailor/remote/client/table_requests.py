@@ -104,19 +104,12 @@ class JobHandler:
             content = [cells, np.asarray(self._table.y).tobytes()]
             times = self._table.times
             self._examples = self._examples_of(self._table)
-            # A client that is restarted continues with the same preprocessing.
-            self._taken = Statistics.load(store.directory, job.schema)
             if job.adds_rows:
                 self._taken = Statistics.unscaled(job.schema)
                 self._taken.save(store.directory)  # to predict by
                 self._begin(self._convert(self._taken), self._taken)
-            elif self._taken is not None:
-                try:
-                    self._begin(self._convert(self._taken), self._taken)
-                except Exception as error:  # no message may keep it from starting
-                    self._log.warning(
-                        f"{data.name} does not fit the pooled statistics: {error}"
-                    )
+            else:
+                self._go_on()
         split = self._examples.split
         self.sizes = np.array([len(split[part]) for part in SPLITS], np.int64)
         content += [split[part].tobytes() for part in SPLITS]
@@ -125,6 +118,18 @@ class JobHandler:
         self.origin = OwnOrigin(
             store.client_directory, store.directory, content, self._log
         )
+
+    def _go_on(self) -> None:
+        """Continue with the pooled statistics that were taken before a restart."""
+        self._taken = Statistics.load(self._store.directory, self._job.schema)
+        if self._taken is None:
+            return
+        try:
+            self._begin(self._convert(self._taken), self._taken)
+        except Exception as error:  # no message may keep it from starting
+            self._log.warning(
+                f"{self._data.name} does not fit the pooled statistics: {error}"
+            )
 
     def __call__(self, request: Request) -> Mapping[str, np.ndarray]:
         """Answer a request.

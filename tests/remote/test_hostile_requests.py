@@ -203,3 +203,18 @@ def test_a_sum_of_any_number_of_clients_is_refused_at_once():
     with pytest.raises(Refused, match=f"with up to {MAX_NEIGHBOURS} other clients"):
         settings = {SUM: {**settings, "among": names}}
         client(replace(asked, task=SHARES, algorithm=settings))
+
+
+def test_a_personal_model_of_another_length_is_refused_in_a_line(tmp_path):
+    clients = MarkedClients(tmp_path, "fedavg", rows=30)
+    clients.train()
+    requests = [Raw.of(body) for name, body in clients.tap.requests if name == "a"]
+    message = [it for it in requests if it.envelope["task"] == "personal"][-1]
+    message.envelope["run"] = "0" * 16
+    for name in [name for name in message.arrays if name.startswith("known/")]:
+        del message.arrays[name]
+    message.set("stream/model", np.zeros((1, 5), "<f4"))
+    message.set("index/model", np.zeros(1, "<i4"))
+    clients.logs["a"].clear()
+    assert answer(clients, message).refusal == Refusal.MALFORMED
+    assert len(clients.logs["a"]) == 1

@@ -147,7 +147,7 @@ def test_a_secret_is_drawn_as_a_whole_or_not_at_all(tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
-        with pytest.raises(ValueError, match=r"cannot write .*: No space left"):
+        with pytest.raises(ValueError, match=r"cannot use .*: No space left"):
             secret_in(tmp_path)
     assert list(tmp_path.iterdir()) == []
     assert secret_in(tmp_path) == secret_in(tmp_path)
@@ -162,7 +162,7 @@ def test_a_secret_is_kept_and_for_its_owner_only(tmp_path):
     (tmp_path / SECRET).write_text("none\n")
     with pytest.raises(ValueError, match="is damaged: restore it from a copy"):
         secret_in(tmp_path)
-    with pytest.raises(ValueError, match="cannot write"):
+    with pytest.raises(ValueError, match="cannot use"):
         secret_in(tmp_path / "nowhere")
 
 

@@ -43,6 +43,30 @@ def atomic_write(path: Path) -> Iterator[Path]:
         publish(temporary, path)
 
 
+def create_secret(path: Path, content: bytes) -> None:
+    """Write a file that only its owner can read, unless there is one.
+
+    It is there as a whole or not at all, and another process that writes it at the same
+    time does not replace it.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    with private_folder(path.parent, path.name) as folder:
+        written = folder / path.name
+        descriptor = os.open(written, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            os.link(written, path)
+        except FileExistsError:
+            pass  # a link does not replace what another process has written
+        except OSError:  # this file system has no links
+            written.replace(path)
+
+
 def publish(source: Path, path: Path) -> None:
     """Move a finished file or folder to `path`, in the same file system.
 

@@ -229,7 +229,8 @@ class Describer:
             Refusal.FEW_ROWS,
             f"it has {len(self._train)} training rows, and describes {MIN_ROWS} or more",
         )
-        answers = _read(self._path)
+        with refusing(Refusal.NO_STATE):
+            answers = _read(self._path)
         asked = _digest_of(request)
         known = answers.get(question.step)
         in_other_way = (question.step == NOISY) != (NOISY in answers)
@@ -258,7 +259,8 @@ class Describer:
         if question.step == NOISY:
             return self._noisy_counts(request, question).model_dump_json()
         own, directory = self._table.statistics(self._train), self._path.parent
-        sent = Statistics.load(directory, self._schema, OWN_FILE)
+        with refusing(Refusal.NO_STATE):
+            sent = Statistics.load(directory, self._schema, OWN_FILE)
         # With a row more or less, the difference of both would be that row.
         refuse_unless(
             sent == own or (sent is None and question.step == COLUMNS),

@@ -6,7 +6,8 @@ and what may leave this machine are those of the client's own copy of the job.
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -139,15 +140,18 @@ class RoundHandler:
         # Noise hides nothing from a coordinator that knows its seed.
         self._has_secret = plan.clients_need_secrets
         self._most_numbers = most_numbers
-        self._seed = secret_in(store.directory) if self._has_secret else plan.seed
+        with refusing(Refusal.NO_STATE):
+            self._seed = secret_in(store.directory) if self._has_secret else plan.seed
         if self._has_secret:
             self._account.rows += f" {digest_of_secret(self._seed)}"
         self._rows = federation.digest.encode() if self._has_secret else b""
         self._sum_client: SecureSumClient | None = None
         if plan.sums is not None:
-            self._sum_client = SecureSumClient(
-                federation.names[0], plan.sums, store.directory / SUMS, least_clients
-            )
+            history = store.directory / SUMS
+            with refusing(Refusal.NO_STATE):
+                self._sum_client = SecureSumClient(
+                    federation.names[0], plan.sums, history, least_clients
+                )
         # Whether masks or noise hide what this client sends.
         self._is_hidden = self._sum_client is not None or self._has_secret
         # The state that `init_unseen` returned, and its (run, round, phase). It is needed
@@ -243,7 +247,8 @@ class RoundHandler:
         elif task == "init_unseen":
             self._newcomer = (request.run, request.round, phase), answers.states
         elif task == "personal":
-            self._store_personal(on_host(answers.output))
+            with _refusing_other_arrays():
+                self._store_personal(on_host(answers.output))
         if is_summed:
             asked = asked_of_all(request, algorithm.sent_to_each)
             self._hold(request, hidden, asked=asked)
@@ -269,7 +274,7 @@ class RoundHandler:
             with atomic_write(path) as temporary:
                 temporary.write_text(self._all_rows, "utf-8")
         refuse_unless(
-            path.read_text("utf-8") == self._all_rows,
+            path.read_bytes() == self._all_rows.encode(),
             Refusal.UNSAFE_SUM,
             "its rows differ from those with which it took part in sums of this job;"
             " start it with those rows, or take part in a new job, with another seed",
@@ -407,7 +412,7 @@ class RoundHandler:
         """
         path = self._store.directory / TOO_LARGE
         if path.exists():
-            code = path.read_text("utf-8")
+            code = path.read_text("utf-8", errors="replace")
             raise Refused(
                 Refusal.SUM_RANGE if code == Refusal.SUM_RANGE else Refusal.DIVERGED,
                 "its numbers became too large in this job before, which it says once; it"
@@ -568,19 +573,12 @@ class RoundHandler:
             unchecked=stays or task == "evaluate",
         )
         try:
-            answers = executor.exchange(exchange).require_finite()
-            if stays and request.reply and not _is_finite(answers.update):
-                raise Diverged(executor.seen.names[0], request.round)
+            with _refusing_other_arrays():
+                answers = executor.exchange(exchange).require_finite()
+                if stays and request.reply and not _is_finite(answers.update):
+                    raise Diverged(executor.seen.names[0], request.round)
         except Diverged:
             self._refuse_diverged(request)
-        except (LookupError, TypeError, ValueError) as error:
-            # The method's function was given arrays that it does not take, or not given
-            # one that it needs.
-            raise Refused(
-                Refusal.MALFORMED,
-                "the request does not fit the method"
-                f" ({type(error).__name__}: {reason(error)})",
-            ) from None
         if stays and task == "client" and not _is_finite(answers.states):
             self._log.warning("its state became NaN or infinite; the one before stays")
             return replace(answers, states=states)
@@ -732,6 +730,19 @@ def own_calibration(model: PersonalModel, val: Split) -> Calibration | None:
     else:
         return None
     return Calibration.of(kind, {model.name: scores}) if _is_finite(scores) else None
+
+
+@contextmanager
+def _refusing_other_arrays() -> Iterator[None]:
+    """Refuse a request whose arrays the method does not take, or that lacks one."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError) as error:
+        raise Refused(
+            Refusal.MALFORMED,
+            "the request does not fit the method"
+            f" ({type(error).__name__}: {reason(error)})",
+        ) from None
 
 
 class _ModelTooLarge(Refused):

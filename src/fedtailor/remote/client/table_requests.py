@@ -230,7 +230,8 @@ class JobHandler:
 
     def _own_sent(self) -> Statistics | None:
         """The client's own statistics that it sent, also to describe its table."""
-        return Statistics.load(self._store.directory, self._job.schema, OWN_FILE)
+        with refusing(Refusal.NO_STATE):
+            return Statistics.load(self._store.directory, self._job.schema, OWN_FILE)
 
     def _take(self, pooled: Statistics) -> None:
         """Take pooled statistics, which a client does once a job.

@@ -3,11 +3,11 @@ and the identities of runs.
 """
 
 import hashlib
-import os
 import secrets
 from pathlib import Path
 
 from fedtailor._base.choice import require
+from fedtailor._base.files import create_secret, reason
 
 SECRET = ".secret"
 """File with the seed of a machine's noise; only the owner can read it."""
@@ -61,12 +61,12 @@ def digest_of_secret(secret: int) -> str:
 
 def _number_in(path: Path) -> str:
     """Read 64 bits in hexadecimal from a file, or draw them if there is no file."""
-    if not path.exists():
-        _draw(path)
     try:
+        if not path.exists():
+            create_secret(path, f"{secrets.randbits(64):016x}\n".encode())
         text = path.read_text("ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"cannot read {path}: {error}") from None
+        raise ValueError(f"cannot use {path}: {reason(error)}") from None
     is_number = len(text) == 16 and all(digit in "0123456789abcdef" for digit in text)
     require(
         is_number,
@@ -74,24 +74,3 @@ def _number_in(path: Path) -> str:
         " is answered again",
     )
     return text
-
-
-def _draw(path: Path) -> None:
-    """Draw 64 bits into a new file, which is there as a whole or not at all."""
-    drawn = path.with_name(f"{path.name}-{secrets.token_hex(8)}")
-    try:
-        descriptor = os.open(drawn, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(f"{secrets.randbits(64):016x}\n")
-            file.flush()
-            os.fsync(file.fileno())
-        try:
-            os.link(drawn, path)
-        except FileExistsError:
-            pass  # another process has drawn it, and a link does not replace it
-        except OSError:  # this file system has no links
-            os.replace(drawn, path)
-    except OSError as error:
-        raise ValueError(f"cannot write {path}: {error.strerror}") from None
-    finally:
-        drawn.unlink(missing_ok=True)

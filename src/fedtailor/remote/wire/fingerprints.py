@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedtailor._base.files import atomic_write
+from fedtailor._base.files import atomic_write, create_secret
 from fedtailor.remote.wire.run_log import COORDINATOR_LOG
 
 KEY, ORIGIN = ".origin-key", "origin"
@@ -192,22 +192,14 @@ class Origins:
 def _key(path: Path) -> bytes:
     """Read the key of a client's digests, or draw it at the first call.
 
-    A process that was killed may have left a part of it, under which whoever tries rows
-    could tell them from their digests. Then it is drawn again.
+    One of another length is damaged, and drawn again: under a part of it, whoever tries rows
+    could tell them from their digests.
     """
-    if path.is_file():
-        key = path.read_bytes()
-        if len(key) == KEY_BYTES:
-            return key
+    if path.is_file() and path.stat().st_size != KEY_BYTES:
         path.unlink(missing_ok=True)
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:  # of another job
-        return path.read_bytes()
-    with os.fdopen(descriptor, "wb") as file:
-        key = secrets.token_bytes(KEY_BYTES)
-        file.write(key)
-    return key
+    if not path.is_file():
+        create_secret(path, secrets.token_bytes(KEY_BYTES))
+    return path.read_bytes()
 
 
 def _place(directory: Path) -> bytes:

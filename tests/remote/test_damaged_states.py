@@ -1,0 +1,59 @@
+"""A client whose own files are damaged says so in a line, and goes on."""
+
+import pytest
+
+from fedtailor.remote.client.describing import describe_clients
+from fedtailor.remote.wire.messages import decode_reply
+from fedtailor.remote.wire.refusals import Refusal
+from remote.marked import SEEN, MarkedClients
+
+SUMS = 'secure_aggregation = true\nsum_scope = "round"\nevaluate = false'
+DAMAGES = {
+    "empty": b"",
+    "bytes": b"\xff\xfe\x00",
+    "other": b"[1]",
+    "nested": b"[" * 9999,
+}
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory):
+    """A job with a description and sums, its client "a", and what that was asked."""
+    clients = MarkedClients(tmp_path_factory.mktemp("job"), privacy=SUMS)
+    describe_clients(clients.job, clients.tap, SEEN, 60)
+    clients.train()
+    return clients, [body for name, body in clients.tap.requests if name == "a"]
+
+
+def answers_of(client, bodies):
+    """The refusals of some requests, which are None where one is answered."""
+    return [decode_reply(client(body)).refusal for body in bodies]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "description.json",
+        "own-statistics.json",
+        "statistics.json",
+        "sums.json",
+        "summed-rows",
+    ],
+)
+def test_a_damaged_file_is_named_in_a_line(told, name, damage):
+    clients, bodies = told
+    path = clients.store("a").directory / name
+    content = path.read_bytes()
+    path.write_bytes(DAMAGES[damage])
+    clients.logs["a"].clear()
+    try:
+        refusals = answers_of(clients.client("a"), bodies)
+    except ValueError as error:
+        assert str(path) in str(error) and "\n" not in str(error)
+    else:
+        assert Refusal.FAILED not in refusals
+        assert Refusal.NO_STATE in refusals or Refusal.UNSAFE_SUM in refusals
+        assert not any("Traceback" in line for line in clients.logs["a"])
+    finally:
+        path.write_bytes(content)

@@ -246,12 +246,10 @@ def test_a_history_outlives_a_process_and_ends_with_its_scope(scope, tmp_path):
     assert again.may_add("ab", "ab", 4) and SumHistory(scope, path).members(4) == set(
         "abc"
     )
-    later = '{"runs": {"": {"round": 1e999, "sums": {}, "first": 1, "members": []}}}'
-    no_kind = (
-        '{"runs": {"": {"round": 1, "sums": {"x": {"names": ["a"], "weights": [1]}},'
-    )
-    no_kind += ' "first": 1, "members": [], "near": []}}}'
-    for text in ("{}", later, no_kind):
-        path.write_text(text)
+    content = path.read_bytes()
+    changed = content.replace(b'"c"', b'"d"')
+    for damaged in (b"{}", b"[1]", b"\xff", b"[" * 9999, changed):
+        assert damaged != content
+        path.write_bytes(damaged)
         with pytest.raises(ValueError, match=r"^cannot read .*sums.json: "):
             SumHistory(scope, path)

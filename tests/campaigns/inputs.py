@@ -15,10 +15,10 @@ import tomli_w
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
+from fedtailor._base.digests import with_digest
 from fedtailor.cli import main
 from fedtailor.data.tables import from_table
 from fedtailor.engine.storage import check, load_models
-from fedtailor.engine.storage.digests import with_digest
 from fedtailor.engine.storage.run_files import MANIFEST, SUMMARY
 from fedtailor.lab.experiments.experiment import load_experiment
 from fedtailor.lab.report import StoredRun

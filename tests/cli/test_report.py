@@ -8,8 +8,8 @@ import shutil
 
 import pytest
 
+from fedtailor._base.digests import with_digest
 from fedtailor.cli import main
-from fedtailor.engine.storage.digests import with_digest
 from fedtailor.lab.report.drawing import FIGURES
 from fedtailor.lab.results.experiment import StoredExperiment
 from lab.report.results import NAME, write_index

@@ -10,8 +10,8 @@ import pytest
 
 import fedtailor as ft
 from deployment_helpers import NAMES, write_table
+from fedtailor._base.digests import with_digest
 from fedtailor.cli import main
-from fedtailor.engine.storage.digests import with_digest
 
 
 @pytest.fixture

@@ -225,6 +225,48 @@ def test_a_line_that_was_not_finished_never_counted(tmp_path):
     assert again.epsilons() == ClientAccount(tmp_path).epsilons()
 
 
+def test_a_whole_last_line_counts_whatever_its_end(tmp_path):
+    """Its answer may have left, if only its end was lost."""
+    account = ClientAccount(tmp_path)
+    account.record(request(), [NOISY])
+    whole = account.path.read_bytes()
+    account.path.write_bytes(whole.removesuffix(b"\n"))
+    again = ClientAccount(tmp_path)
+    assert again.epsilons() == account.epsilons() and account.path.read_bytes() == whole
+    again.record(request(round=1), [NOISY])
+    assert again.epsilons() == ClientAccount(tmp_path).epsilons()
+
+
+def zeros_from_the_second_line(content):
+    first, _, rest = content.partition(b"\n")
+    return first + b"\n" + bytes(len(rest))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        zeros_from_the_second_line,
+        lambda content: bytes(len(content)),
+        lambda content: content.replace(b"\n", b"\r"),
+        lambda content: content.replace(b"\n", b" "),
+        lambda content: content + b"[" * 9999,
+        *(
+            lambda content, bit=bit: content[:-1] + bytes([content[-1] ^ 1 << bit])
+            for bit in range(8)
+        ),
+    ],
+)
+def test_no_answer_is_taken_for_one_that_was_not_written(damage, tmp_path):
+    account = ClientAccount(tmp_path)
+    account.record(request(), [NOISY])
+    account.record(request(round=1), [NOISY])
+    damaged = damage(account.path.read_bytes())
+    account.path.write_bytes(damaged)
+    with pytest.raises(ValueError, match=r"account\.jsonl is damaged after"):
+        ClientAccount(tmp_path)
+    assert account.path.read_bytes() == damaged
+
+
 @pytest.mark.parametrize("place", [0, 20, 200, -3])
 def test_a_damaged_account_is_said_in_one_line(tmp_path, place):
     account = ClientAccount(tmp_path)

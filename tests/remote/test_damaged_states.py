@@ -2,6 +2,7 @@
 
 import pytest
 
+from fedtailor.remote.client.account import ACCOUNT
 from fedtailor.remote.client.describing import describe_clients
 from fedtailor.remote.wire.messages import decode_reply
 from fedtailor.remote.wire.refusals import Refusal
@@ -57,3 +58,20 @@ def test_a_damaged_file_is_named_in_a_line(told, name, damage):
         assert not any("Traceback" in line for line in clients.logs["a"])
     finally:
         path.write_bytes(content)
+
+
+@pytest.mark.parametrize("left", [None, b""])
+def test_a_client_whose_account_is_lost_does_not_start(told, left):
+    """It would answer every round of its job again, and count no epsilon of before."""
+    clients, _ = told
+    path = clients.store("a").client_directory / ACCOUNT
+    content = path.read_bytes()
+    path.unlink()
+    if left is not None:
+        path.write_bytes(left)
+    try:
+        with pytest.raises(ValueError, match=r"account\.jsonl is lost or damaged: it"):
+            clients.client("a")
+    finally:
+        path.write_bytes(content)
+    clients.client("a")

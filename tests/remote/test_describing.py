@@ -6,6 +6,7 @@ import numpy as np
 import polars as pl
 import pytest
 
+from fedtailor._base.digests import DIGEST_KEY, with_digest
 from fedtailor._base.groups import MIN_ROWS
 from fedtailor.aggregation.accounting.privacy import (
     composed_epsilon,
@@ -13,7 +14,6 @@ from fedtailor.aggregation.accounting.privacy import (
 )
 from fedtailor.cli import main
 from fedtailor.data.tables.description import describe_columns
-from fedtailor.engine.storage.digests import DIGEST_KEY, with_digest
 from fedtailor.remote.client.account import DESCRIBE, ClientAccount
 from fedtailor.remote.client.describing import (
     ANSWER,

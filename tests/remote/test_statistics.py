@@ -12,11 +12,11 @@ import numpy as np
 import polars as pl
 import pytest
 
+from fedtailor._base.digests import with_digest
 from fedtailor.cli import main
 from fedtailor.data.tables import from_table
 from fedtailor.engine.executors import Settings
 from fedtailor.engine.runs import run
-from fedtailor.engine.storage.digests import with_digest
 from fedtailor.engine.storage.export import load_models
 from fedtailor.remote.client.round_requests import PERSONAL
 from fedtailor.remote.client.store import ClientStore

@@ -7,8 +7,8 @@ from typing import Any
 import polars as pl
 
 from fedtailor._base.choice import require
+from fedtailor._base.digests import finite
 from fedtailor.deployment.opening import require_run
-from fedtailor.engine.storage.digests import finite
 from fedtailor.engine.storage.export import read_export_manifest
 from fedtailor.engine.storage.final_models import RECORD, RUNS, read_final
 from fedtailor.engine.storage.run_files import MANIFEST, MODELS_MANIFEST

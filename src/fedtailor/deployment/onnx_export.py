@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedtailor._base.choice import require
+from fedtailor._base.digests import SUMS, sums_of
 from fedtailor._base.files import private_folder, publish, reason
 from fedtailor._version import __version__
 from fedtailor.data.tables.kinds import FALSE_WORDS, TRUE_WORDS
@@ -23,7 +24,6 @@ from fedtailor.deployment.onnx_layers import (
 from fedtailor.deployment.onnx_table import ML_DOMAIN, ML_OPSET, write_preprocessing
 from fedtailor.deployment.onnx_trees import write_trees
 from fedtailor.engine.storage import PersonalModel
-from fedtailor.engine.storage.digests import SUMS, sums_of
 from fedtailor.engine.storage.export import PREPROCESSING, make_new
 from fedtailor.models.architecture import Architecture
 from fedtailor.models.boosted_trees import BoostedTrees

@@ -6,12 +6,12 @@ import shutil
 import pytest
 
 from conformance.problems import classification, softmax_model
+from fedtailor._base.digests import DIGEST_KEY, SUMS, sums_of, with_digest
 from fedtailor.algorithms import Local
 from fedtailor.cli import main
 from fedtailor.data.federation.storage import save
 from fedtailor.engine.runs import run
 from fedtailor.engine.storage import check, load_models
-from fedtailor.engine.storage.digests import DIGEST_KEY, SUMS, sums_of, with_digest
 from fedtailor.engine.storage.run_files import (
     CHECKPOINT,
     CLIENTS,

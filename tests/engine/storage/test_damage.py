@@ -18,6 +18,12 @@ import pytest
 from safetensors.numpy import save_file
 
 from conformance.problems import classification, softmax_model
+from fedtailor._base.digests import (
+    DIGEST_KEY,
+    frame_digest,
+    has_valid_digest,
+    with_digest,
+)
 from fedtailor.algorithms import Ditto, Local
 from fedtailor.data.federation.storage import arrays_digest
 from fedtailor.engine.executors import Settings
@@ -31,12 +37,6 @@ from fedtailor.engine.storage import (
     load_models,
 )
 from fedtailor.engine.storage.checkpoint import _FORMAT, load_tree
-from fedtailor.engine.storage.digests import (
-    DIGEST_KEY,
-    frame_digest,
-    has_valid_digest,
-    with_digest,
-)
 from fedtailor.engine.storage.export import MODELS
 from fedtailor.engine.storage.run_files import (
     CHECKPOINT,

@@ -10,12 +10,12 @@ import polars as pl
 import pytest
 
 from fedtailor import __version__
+from fedtailor._base.digests import with_digest
 from fedtailor._base.files import file_digest
 from fedtailor.algorithms import FedProx
 from fedtailor.cli import main
 from fedtailor.engine.executors import Settings
 from fedtailor.engine.storage import DirectoryLock, Interrupted, Unusable
-from fedtailor.engine.storage.digests import with_digest
 from fedtailor.engine.storage.run_files import MANIFEST, METRICS, SUMMARY
 from fedtailor.lab.experiments.compare import Comparison
 from fedtailor.lab.experiments.experiment import load_experiment

@@ -7,7 +7,7 @@ import json
 import polars as pl
 import pytest
 
-from fedtailor.engine.storage.digests import with_digest
+from fedtailor._base.digests import with_digest
 from fedtailor.lab.experiments.run_scores import has_diverged, validation_score
 
 ROWS = [

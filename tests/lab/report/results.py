@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import tomli_w
 
+from fedtailor._base.digests import with_digest
 from fedtailor._base.files import file_digest
 from fedtailor.algorithms import UCFL
 from fedtailor.engine.runs import run as train
@@ -22,7 +23,6 @@ from fedtailor.engine.storage.diagnostics import (
     read_diagnostics,
     write_diagnostics,
 )
-from fedtailor.engine.storage.digests import with_digest
 from fedtailor.engine.storage.run_files import (
     COMPARISON_INDEX,
     DIGESTS,

@@ -8,9 +8,9 @@ import numpy as np
 import polars as pl
 import pytest
 
+from fedtailor._base.digests import with_digest
 from fedtailor.aggregation.accounting import WIRELESS_PRESETS
 from fedtailor.engine.storage.comparison_index import ScenarioUse
-from fedtailor.engine.storage.digests import with_digest
 from fedtailor.lab.report import overview
 from fedtailor.lab.report.comparison import tables
 from fedtailor.lab.results.experiment import StoredExperiment

@@ -14,8 +14,8 @@ import numpy as np
 import polars as pl
 import pytest
 
+from fedtailor._base.digests import with_digest
 from fedtailor.cli import main
-from fedtailor.engine.storage.digests import with_digest
 from fedtailor.engine.storage.run_files import CLIENTS, METRICS, ROWS, SUMMARY
 from fedtailor.lab.report.page import (
     Chart,

@@ -8,10 +8,10 @@ import numpy as np
 import polars as pl
 import pytest
 
+from fedtailor._base.digests import with_digest
 from fedtailor.aggregation.accounting import Ledger
 from fedtailor.cli import main
 from fedtailor.engine.storage.comparison_index import MethodRun
-from fedtailor.engine.storage.digests import with_digest
 from fedtailor.engine.storage.run_files import (
     BASELINE,
     CLIENTS,

@@ -10,8 +10,8 @@ import numpy as np
 import polars as pl
 import pytest
 
+from fedtailor._base.digests import with_digest
 from fedtailor.algorithms.find import find_algorithm
-from fedtailor.engine.storage.digests import with_digest
 from fedtailor.engine.storage.run_files import SUMMARY
 from fedtailor.lab.baselines import CHOSEN, baseline_names, find_baseline
 from fedtailor.lab.report.comparison import (

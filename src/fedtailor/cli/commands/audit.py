@@ -49,10 +49,10 @@ class Options:
 def audit(arguments: list[str]) -> int:
     """Prints what an attack tells of each client's training rows."""
     options = parse(Options, arguments, "fedtailor audit")
+    from fedtailor._base.digests import finite
     from fedtailor.deployment.auditing import audit_run, lines_of, write_audit
     from fedtailor.deployment.opening import open_run
     from fedtailor.engine.executors import Settings
-    from fedtailor.engine.storage.digests import finite
     from fedtailor.lab.experiments.option_text import given_model
 
     settings = Settings(devices=options.devices)

@@ -121,7 +121,7 @@ def show_description(
         as_json: whether to print JSON.
         out: the file; None = the standard output.
     """
-    from fedtailor.engine.storage.digests import finite
+    from fedtailor._base.digests import finite
     from fedtailor.lab.report.description import (
         as_markdown,
         description_as_dict,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedtailor._base.choice import require
+from fedtailor._base.digests import finite
 from fedtailor._base.printable import one_line, say_block
 from fedtailor.algorithms import FedAvg
 from fedtailor.cli.advice import as_typed, as_typed_text
@@ -25,7 +26,6 @@ from fedtailor.cli.table_experiment import changed_options, table_description
 from fedtailor.data.federation import Federation
 from fedtailor.data.tables import ENDINGS, TableOptions, from_table
 from fedtailor.engine.executors import Settings
-from fedtailor.engine.storage.digests import finite
 from fedtailor.lab import scenarios
 from fedtailor.lab.experiments.diagnose import Advice
 from fedtailor.lab.experiments.diagnose import diagnose as diagnose_federation

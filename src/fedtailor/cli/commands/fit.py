@@ -130,8 +130,8 @@ def write_regression(
         target: the column.
         level, format, out: see `Options`.
     """
+    from fedtailor._base.digests import finite
     from fedtailor.cli.advice import as_typed_text
-    from fedtailor.engine.storage.digests import finite
     from fedtailor.lab.report.regression import regression_notes, regression_table
 
     table = regression_table(fitted, target, level)

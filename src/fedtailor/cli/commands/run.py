@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtailor._base.choice import require
+from fedtailor._base.digests import finite
 from fedtailor._base.printable import say_block
 from fedtailor.algorithms.find import find_algorithm
 from fedtailor.cli.advice import as_typed
@@ -17,7 +18,6 @@ from fedtailor.engine.executors import Settings
 from fedtailor.engine.runs import Run, simulate
 from fedtailor.engine.runs import run as train
 from fedtailor.engine.runs.summary import as_lines
-from fedtailor.engine.storage.digests import finite
 from fedtailor.engine.storage.run_files import MANIFEST
 from fedtailor.engine.training import Sampling, as_participation
 from fedtailor.lab import scenarios

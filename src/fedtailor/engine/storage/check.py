@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedtailor._base.files import file_digest, reason, translate_read_errors
-from fedtailor.data.federation.storage import load as load_federation
-from fedtailor.engine.storage import export
-from fedtailor.engine.storage.checkpoint import load_tree
-from fedtailor.engine.storage.digests import (
+from fedtailor._base.digests import (
     DIGEST_KEY,
     SUMS,
     frame_digest,
     has_valid_digest,
     sums_of,
 )
+from fedtailor._base.files import file_digest, reason, translate_read_errors
+from fedtailor.data.federation.storage import load as load_federation
+from fedtailor.engine.storage import export
+from fedtailor.engine.storage.checkpoint import load_tree
 from fedtailor.engine.storage.errors import Damaged
 from fedtailor.engine.storage.final_models import (
     RECORD,

@@ -11,8 +11,8 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from fedtailor._base.choice import require
+from fedtailor._base.digests import has_valid_digest, with_digest
 from fedtailor._base.files import atomic_write, reason
-from fedtailor.engine.storage.digests import has_valid_digest, with_digest
 from fedtailor.engine.storage.errors import Unusable
 from fedtailor.protocol.plain import parse, to_json
 

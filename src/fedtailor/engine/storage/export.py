@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from fedtailor._base.choice import require
+from fedtailor._base.digests import has_valid_digest, with_digest
 from fedtailor._base.files import (
     file_digest,
     private_folder,
@@ -28,7 +29,6 @@ from fedtailor._base.tensors import read_tensors
 from fedtailor.algorithms.find import load_installed_algorithms
 from fedtailor.data.federation.storage import arrays_digest
 from fedtailor.data.tables import Preprocessing
-from fedtailor.engine.storage.digests import has_valid_digest, with_digest
 from fedtailor.engine.storage.frozen_file import FROZEN, read_frozen, write_frozen
 from fedtailor.engine.storage.personal_model import PersonalModel
 from fedtailor.models import Architecture, Model

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import polars as pl
 
+from fedtailor._base.digests import has_valid_digest, with_digest
 from fedtailor._base.parquet import write_parquet
-from fedtailor.engine.storage.digests import has_valid_digest, with_digest
 from fedtailor.engine.storage.errors import Damaged
 from fedtailor.engine.storage.run_files import SUMMARY, read_frame, read_text
 from fedtailor.protocol.plain import ConfigError, parse

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fedtailor._base.digests import DIGEST_KEY, has_valid_digest, with_digest
 from fedtailor._base.files import atomic_write, reason
-from fedtailor.engine.storage.digests import DIGEST_KEY, has_valid_digest, with_digest
 
 
 def write_json(path: Path, file_format: str, content: Mapping[str, Any]) -> Path:

@@ -42,6 +42,7 @@ import polars as pl
 import tomli_w
 from safetensors import SafetensorError
 
+from fedtailor._base.digests import frame_digest, with_digest
 from fedtailor._base.documentation import see
 from fedtailor._base.files import (
     atomic_write,
@@ -63,7 +64,6 @@ from fedtailor.engine.storage.checkpoint import (
     write_tree,
 )
 from fedtailor.engine.storage.diagnostics import write_diagnostics
-from fedtailor.engine.storage.digests import frame_digest, with_digest
 from fedtailor.engine.storage.errors import Damaged, Unusable
 from fedtailor.engine.storage.export import MODELS, PREPROCESSING, write_models
 from fedtailor.engine.storage.frozen_file import write_frozen

@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 import polars as pl
 
 from fedtailor._base.choice import require
+from fedtailor._base.digests import has_valid_digest
 from fedtailor._base.files import file_digest, reason, translate_read_errors
 from fedtailor._base.parquet import read_parquet
-from fedtailor.engine.storage.digests import has_valid_digest
 from fedtailor.engine.storage.errors import Damaged, Unusable
 from fedtailor.engine.training.asynchronous import AnswerRecord
 from fedtailor.protocol import DataFacts

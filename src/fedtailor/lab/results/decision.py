@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from fedtailor._base.digests import finite
 from fedtailor._base.notebook import html_paragraphs
 from fedtailor._base.printable import join_names
-from fedtailor.engine.storage.digests import finite
 from fedtailor.engine.storage.run_files import SUMMARY
 from fedtailor.lab.results.concordance import few_pairs_warnings
 from fedtailor.lab.results.experiment import StoredExperiment

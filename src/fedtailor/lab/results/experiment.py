@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 
 from fedtailor._base.choice import check_choice, require
+from fedtailor._base.digests import DIGEST_KEY, with_digest
 from fedtailor.engine.storage.comparison_index import (
     BaselineRun,
     CandidateRun,
@@ -19,7 +20,6 @@ from fedtailor.engine.storage.comparison_index import (
     MethodRun,
     read_index,
 )
-from fedtailor.engine.storage.digests import DIGEST_KEY, with_digest
 from fedtailor.engine.storage.manifest import stored_versions
 from fedtailor.engine.storage.run_files import COMPARISON_INDEX, MANIFEST, SUMMARY
 from fedtailor.lab.baselines import CHOSEN

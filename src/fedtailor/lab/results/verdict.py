@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from fedtailor.engine.storage.digests import finite
+from fedtailor._base.digests import finite
 from fedtailor.lab.results.tables import Cell, Number, ReportTable
 from fedtailor.lab.results.units import Unit
 from fedtailor.lab.results.words import Nouns

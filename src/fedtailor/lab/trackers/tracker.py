@@ -15,11 +15,11 @@ from typing import Any, ClassVar, Literal
 import jax
 
 from fedtailor._base.choice import require
+from fedtailor._base.digests import has_valid_digest, with_digest
 from fedtailor._base.entry_points import find_registered
 from fedtailor._base.files import atomic_write, reason
 from fedtailor.engine.runs.summary import spread
 from fedtailor.engine.storage import Unusable
-from fedtailor.engine.storage.digests import has_valid_digest, with_digest
 from fedtailor.engine.training import Callback, Training
 from fedtailor.protocol.plain import to_plain
 

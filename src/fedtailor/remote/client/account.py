@@ -23,13 +23,13 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
 
 from fedtailor._base.choice import require
+from fedtailor._base.digests import DIGEST_KEY, has_valid_digest, with_digest
 from fedtailor._base.documentation import see
 from fedtailor._base.files import reason
 from fedtailor.aggregation.accounting.privacy import (
     composed_epsilon,
     composed_sgd_epsilon,
 )
-from fedtailor.engine.storage.digests import DIGEST_KEY, has_valid_digest, with_digest
 from fedtailor.engine.storage.lock import locked_lines
 from fedtailor.remote.wire.messages import Request
 from fedtailor.remote.wire.refusals import Refusal, refuse_unless
@@ -38,6 +38,9 @@ from fedtailor.remote.wire.run_log import CLIENTS
 
 ACCOUNT = "account.jsonl"
 """File in the directory of a client's states."""
+
+LINE_START = b'{"time": "'
+"""What each line of it begins with."""
 
 
 class Release(BaseModel):
@@ -282,6 +285,10 @@ class ClientAccount:
             epsilons[unit] = epsilon, delta
         return epsilons
 
+    def has_answered(self, job: str) -> bool:
+        """Whether anything of a job was answered."""
+        return any(place.job == job for place in self._answered)
+
     def numbers_of(self, job: str) -> int:
         """How many numbers have left in all runs of a job that nothing hides."""
         return self._numbers[job]
@@ -361,13 +368,19 @@ class ClientAccount:
             " restore it from a backup, and start the client again",
         )
         file.seek(self._size_read)
-        whole, newline, torn = file.read().rpartition(b"\n")
-        if torn:
-            # A process was killed while it wrote the last line. Its answer never left.
-            file.truncate(self._size_read + len(whole) + len(newline))
-        for line in whole.split(b"\n") if whole else []:
+        *lines, rest = file.read().split(b"\n")
+        for line in lines:
             self._add(self._parse(line))
-        self._size_read += len(whole) + len(newline)
+            self._size_read += len(line) + 1
+        if not rest:
+            return
+        # A process was killed while it wrote the last line, so that its answer never left.
+        if _is_torn(rest):
+            file.truncate(self._size_read)
+            return
+        self._add(self._parse(rest))
+        append(file, b"\n")
+        self._size_read += len(rest) + 1
 
     def _parse(self, line: bytes) -> _Answer:
         try:
@@ -387,6 +400,24 @@ class ClientAccount:
         self._without_noise += answer.without_noise
         self._numbers[answer.job] += answer.numbers
         _add_releases(self._spent, self._of_clients_only, answer.releases)
+
+
+def _is_torn(rest: bytes) -> bool:
+    """Whether this can be the beginning of a line, and is no whole one.
+
+    A line has printable characters only. What begins otherwise, or goes on behind a whole
+    line, was damaged, and may stand where answers were.
+    """
+    start = LINE_START[: len(rest)]
+    if not rest.startswith(start) or not all(32 <= code < 127 for code in rest):
+        return False
+    try:
+        json.JSONDecoder().raw_decode(rest.decode("ascii"))
+    except ValueError:
+        return True
+    except RecursionError:
+        pass
+    return False
 
 
 def _add_releases(

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedtailor._base.choice import require
+from fedtailor._base.digests import DIGEST_KEY, has_valid_digest, with_digest
 from fedtailor._base.files import atomic_write
 from fedtailor._base.groups import MIN_ROWS
 from fedtailor._base.printable import join_names, shortened
@@ -42,7 +43,6 @@ from fedtailor.data.tables.description import (
 )
 from fedtailor.data.tables.kinds import Kind
 from fedtailor.data.tables.sums import ColumnSums
-from fedtailor.engine.storage.digests import DIGEST_KEY, has_valid_digest, with_digest
 from fedtailor.remote.client.account import ClientAccount, Release
 from fedtailor.remote.client.policy import counts_classes
 from fedtailor.remote.job.agreement import (

@@ -21,13 +21,13 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedtailor._base.choice import require
+from fedtailor._base.digests import DIGEST_KEY, has_valid_digest, with_digest
 from fedtailor._base.files import atomic_write
 from fedtailor._base.printable import shortened
 from fedtailor.data.tables import Preprocessing
 from fedtailor.data.tables.problems import first_row
 from fedtailor.data.tables.sums import ColumnSums
 from fedtailor.data.tables.target import TargetEncoding
-from fedtailor.engine.storage.digests import DIGEST_KEY, has_valid_digest, with_digest
 from fedtailor.models.tasks.survival import outcome_cells
 from fedtailor.remote.job.job import Schema
 from fedtailor.remote.job.table import (

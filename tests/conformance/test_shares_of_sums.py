@@ -40,11 +40,23 @@ def is_added(algorithm):
 ADDED = sorted(name for name in Algorithm.registry if is_added(settings_of(name)))
 
 
-def largest_share(algorithm, monkeypatch):
-    """The largest share of one client in what a sum changed, of all rounds.
+def clients_of_own_classes(kind):
+    """Clients with as many rows each, and so the same weights.
 
-    Clients have as many rows each, and so the same weights.
+    Args:
+        kind: "all" classes at each client, or "one" at each but the first.
     """
+    groups = np.arange(CLIENTS) % 2
+    clients = classification(CLIENTS, [40] * CLIENTS, seed=5, groups=groups)
+    if kind == "one":
+        y = np.array(clients.y)
+        y[len(y) // CLIENTS :] = 1
+        clients = replace(clients, y=y)
+    return clients
+
+
+def largest_share(algorithm, clients, rounds, monkeypatch):
+    """The largest share of one client in what a sum changed, of all rounds."""
     shares, server = list[float](), type(algorithm).server
 
     def watched(self, state, downlink, answers, cohort):
@@ -64,19 +76,29 @@ def largest_share(algorithm, monkeypatch):
         return server(self, state, downlink, answers, cohort)
 
     with float64():
-        groups = np.arange(CLIENTS) % 2
-        clients = classification(CLIENTS, [40] * CLIENTS, seed=5, groups=groups)
         monkeypatch.setattr(type(algorithm), "server", watched)
-        train(algorithm, clients, mlp_model(), ROUNDS)
+        train(algorithm, clients, mlp_model(), rounds)
     return max(shares, default=0.0)
 
 
 @pytest.mark.parametrize("name", ADDED)
 def test_no_sum_is_what_one_client_has_changed(name, monkeypatch):
-    assert largest_share(settings_of(name), monkeypatch) < 0.9
+    clients = clients_of_own_classes("all")
+    assert largest_share(settings_of(name), clients, ROUNDS, monkeypatch) < 0.9
 
 
-def test_a_sum_of_mapper_can_be_what_one_client_has_changed(monkeypatch):
-    """Before, it was added."""
-    assert "mapper" not in ADDED
-    assert largest_share(settings_of("mapper"), monkeypatch) > 0.9
+@pytest.mark.parametrize("name", ADDED)
+def test_clients_of_one_class_change_something(name, monkeypatch):
+    """Later they have learnt it, and then only the first client changes the model."""
+    clients = clients_of_own_classes("one")
+    assert largest_share(settings_of(name), clients, 2, monkeypatch) < 0.9
+
+
+@pytest.mark.parametrize(
+    ("name", "classes"), [("mapper", "all"), ("fedlc", "one"), ("fedrod", "one")]
+)
+def test_a_sum_of_these_can_be_what_one_client_has_changed(name, classes, monkeypatch):
+    """Before, they were added."""
+    assert name not in ADDED
+    clients = clients_of_own_classes(classes)
+    assert largest_share(settings_of(name), clients, ROUNDS, monkeypatch) > 0.9

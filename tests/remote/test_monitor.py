@@ -4,6 +4,7 @@ import json
 import re
 import socket
 import struct
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -11,7 +12,9 @@ import urllib.request
 import pytest
 
 from fedtailor.cli import main
+from fedtailor.remote.server import monitor as monitor_module
 from fedtailor.remote.server.monitor import (
+    CONNECTIONS,
     STATUS,
     Monitor,
     Status,
@@ -156,6 +159,33 @@ def test_a_connection_that_is_reset_prints_nothing(capfd):
         for _ in range(2):  # those before are served
             get(address, "/metrics")
     assert capfd.readouterr() == ("", "")
+
+
+def test_slow_connections_take_few_threads_and_end(monkeypatch):
+    """Each had a thread until it was closed, and 3,300 of them stopped the training."""
+    monkeypatch.setattr(monitor_module, "REQUEST_S", 0.5)
+    threads = threading.active_count()
+    with monitor_server(Monitor(Status()), "0") as address:
+        host, port = address.rsplit(":", 1)
+        slow = []
+        for _ in range(3 * CONNECTIONS):
+            slow.append(socket.create_connection((host, int(port)), timeout=5))
+            slow[-1].sendall(b"GET /hea")
+        deadline = time.monotonic() + 30
+        while True:
+            # The server's own thread, and one beside each that ends it.
+            assert threading.active_count() <= threads + 1 + 2 * CONNECTIONS
+            try:
+                text = get(address, "/health")
+            except OSError:
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            else:
+                break
+        assert text == "waiting\n"
+        for connection in slow:  # none waits any more
+            assert connection.recv(1) == b""
+            connection.close()
 
 
 def test_an_address_of_a_monitor_that_is_none_or_in_use_is_said(tmp_path):

@@ -210,6 +210,17 @@ def test_survival_over_machines_is_its_simulation(hazard, preprocessing, tmp_pat
     assert {it.metric for it in measured} == {"loss", "c_index"}
 
 
+def test_behind_masks_clients_without_events_must_change_something(tmp_path):
+    """Cox's likelihood is constant at them, so that a sum was what another had changed."""
+    path, sums = tmp_path / "job.toml", "[privacy]\nsecure_aggregation = true\n"
+    rest = REST.format(model="linear") + sums + "evaluate = false\n"
+    path.write_text(SURVIVAL.format(hazard="discrete", preprocessing="none") + rest)
+    read_job(path)
+    path.write_text(SURVIVAL.format(hazard="cox", preprocessing="none") + rest)
+    with pytest.raises(ValueError, match=r"by a single event; leave hazard out$"):
+        read_job(path)
+
+
 def test_hazards_start_from_the_training_rows_of_all(tmp_path):
     text = SURVIVAL.format(hazard="discrete", preprocessing="federated")
     clients = Clients(tmp_path, text, lambda name: patients(name, 800))

@@ -96,6 +96,13 @@ class FedLC(FedAvg):
         gradient = self._gradient(self._margins(theta, local), local)
         return state, {"model": local.sgd(theta, self.sgd, gradient=gradient)}
 
+    @property
+    def sums_show_clients(self) -> str:
+        return (
+            "a client that has rows of one class changes nothing, so that a sum of models can"
+            " be what one client changed"
+        )
+
     def _margins(
         self, theta: Float[Array, " d"], local: LocalTrainer
     ) -> Float[Array, " classes"]:

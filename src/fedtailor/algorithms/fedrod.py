@@ -176,6 +176,15 @@ class FedRoD(FedAvg):
         generic, own_params = loop_over_batches(local, carry, step, sgd)
         return local.vector(generic), local.vector(own_params)
 
+    @property
+    def sums_show_clients(self) -> str:
+        if is_off(self.gamma):
+            return ""
+        return (
+            "a client that has rows of one class changes nothing, so that a sum of models can"
+            " be what one client changed: set gamma = 0"
+        )
+
     def _log_prior(
         self, theta: Float[Array, " d"], local: LocalTrainer
     ) -> Float[Array, " classes"]:

@@ -144,11 +144,12 @@ class Algorithm:
 
     @property
     def sums_show_clients(self) -> str:
-        """Why sums of several vectors, which hide each client by themselves, show one
-        together, with these settings; empty if they do not.
+        """Why sums that hide each client by their weights show one all the same, with these
+        settings; empty if they do not.
 
-        They do if one vector is another times a number of the client's own: both sums may
-        have the same weights, and a combination of them then has others.
+        Several sums do if one vector is another times a number of the client's own: both
+        may have the same weights, and a combination of them then has others. One does if all
+        clients but one may send back what they received, because of their rows.
         """
         return ""
 

@@ -1,6 +1,7 @@
 """Over machines a cell is read by itself: no other cell decides what it says."""
 
 import itertools
+from datetime import timedelta
 
 import numpy as np
 import polars as pl
@@ -12,6 +13,7 @@ from fedtailor.data.tables.cells import (
     seen_cells,
     typed_cells,
 )
+from fedtailor.data.tables.kinds import category_text
 
 WRITTEN = {
     "number": ["1.5", "1,234", "1.234", "1,5", "12", "007", "1e3", "x", "5 %"],
@@ -66,6 +68,13 @@ def test_what_can_be_read_in_two_ways_is_named():
 
 def categories(cells, listed=()):
     return typed_cells(pl.Series("c", cells), "category", "a.csv", listed).to_list()
+
+
+def test_durations_are_categories_by_their_microseconds():
+    """Polars has no text for them."""
+    cells = [timedelta(seconds=1), None]
+    of_a_table = category_text(pl.Series("c", cells)).to_list()
+    assert categories(cells) == of_a_table == ["1000000", None]
 
 
 def test_categories_are_text_as_it_stands():

@@ -181,7 +181,14 @@ def category_text(series: pl.Series) -> pl.Series:
         present = series.drop_nulls()
         if (present == present.round()).all() and (present.abs() < 2**53).all():
             return series.cast(pl.Int64, strict=False).cast(pl.String)
-    return series.cast(pl.String)
+    return _text(series)
+
+
+def _text(column: pl.Series) -> pl.Series:
+    """The cells as text; of a duration, for which Polars has none, its microseconds."""
+    if isinstance(column.dtype, pl.Duration):
+        column = column.dt.total_microseconds()
+    return column.cast(pl.String)
 
 
 def category_cells(column: pl.Series, listed: Sequence[str] = ()) -> pl.Series:
@@ -198,7 +205,7 @@ def category_cells(column: pl.Series, listed: Sequence[str] = ()) -> pl.Series:
         whole = numbers.set(~is_whole, None).cast(pl.Int64).cast(pl.String)
         texts = whole.zip_with(whole.is_not_null(), numbers.cast(pl.String))
     else:
-        texts = column.cast(pl.String)
+        texts = _text(column)
     if not listed:
         return texts
     known = dict(zip(_plain(pl.Series(listed, dtype=pl.String)), listed, strict=True))

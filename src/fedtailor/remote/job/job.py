@@ -427,6 +427,13 @@ def _job(document: Document) -> Job:
                     " not measure: set evaluate = true in [privacy] and val in"
                     " [data], or leave it out",
                 )
+    with _errors_at("data", "hazard"):
+        require(
+            spec.privacy.sums is None or schema.hazard != "cox",
+            "secure_aggregation would not hide clients: one without events changes nothing,"
+            " so that a sum of models can be what another has changed by a single event; leave"
+            " hazard out",
+        )
     boosting = _boosting(content, schema, spec)
     regression = _regression(content, schema, spec)
     adds_rows = boosting is not None or regression is not None

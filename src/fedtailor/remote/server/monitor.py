@@ -6,11 +6,12 @@ Neither holds anything of a client's data, nor a client's name.
 """
 
 import json
+import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -194,13 +195,48 @@ def read_status(path: Path) -> Status:
         raise ValueError(f"cannot read {path}: {error}") from None
 
 
+REQUEST_S = 5.0
+"""Seconds from a connection to its end. Whoever reaches the port may send a byte at a time."""
+
+CONNECTIONS = 16
+"""Connections at a time, each with a thread; further ones are closed."""
+
+
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
+
+    def __init__(self, *arguments: Any) -> None:
+        self._places = threading.BoundedSemaphore(CONNECTIONS)
+        super().__init__(*arguments)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer in a thread, if there is a place."""
+        if self._places.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answer, and end the connection after `REQUEST_S` at the latest."""
+        end = threading.Timer(REQUEST_S, _shut_down, [request])
+        end.daemon = True
+        end.start()
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            end.cancel()
+            self._places.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A connection that ends early, as that of a health check, is not logged."""
         if not isinstance(sys.exc_info()[1], OSError):
             super().handle_error(request, client_address)
+
+
+def _shut_down(connection: socket.socket) -> None:
+    """End a connection, whatever its thread waits for."""
+    with suppress(OSError):  # it has ended
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 @contextmanager
@@ -224,8 +260,6 @@ def monitor_server(monitor: Monitor, address: str) -> Iterator[str]:
     )
 
     class Handler(BaseHTTPRequestHandler):
-        timeout = 5  # seconds in which a request must arrive
-
         def do_GET(self) -> None:
             if self.path == "/metrics":
                 self._answer(200, monitor.status.as_prometheus(), "version=0.0.4")

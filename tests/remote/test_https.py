@@ -103,7 +103,7 @@ class Wards:
             except ValueError as error:
                 ended.append(str(error))
 
-        thread = threading.Thread(target=run)
+        thread = threading.Thread(target=run, daemon=True)
         thread.start()
         try:
             yield lines, ended
@@ -943,3 +943,32 @@ def test_a_client_that_works_fetches_no_messages_without_end(wards):
         time.sleep(0.3)
         assert len(hostile.heads) == most
         go_on.set()
+
+
+class Trickling(Hostile):
+    """A coordinator that takes answers a byte at a time, without an end."""
+
+    def talk(self, plain):
+        with (
+            contextlib.suppress(OSError),
+            self.context.wrap_socket(plain, server_side=True) as connection,
+        ):
+            while head := connection.recv(2**16):
+                self.heads.append(head)
+                if head.startswith(b"GET"):
+                    connection.sendall(self.answer(len(self.heads)))
+                    continue
+                connection.sendall(b"HTTP/1.1 204 No Content\r\nx: ")
+                while True:
+                    connection.sendall(b"y")
+                    time.sleep(0.2)
+
+
+def test_a_client_ends_whatever_the_coordinator_lets_wait(wards, monkeypatch):
+    """Each byte let it wait once more, when it sent an answer and when it left."""
+    monkeypatch.setattr(https_client, "CONNECT_S", 1.0)
+    message = b"HTTP/1.1 200 OK\r\nmessage: %032x\r\ncontent-length: 2\r\n\r\nhi" % 1
+    hostile = Trickling(wards, lambda number: message)
+    with hostile.listener, wards.joined():
+        until(lambda: any(head.startswith(b"POST /answer") for head in hostile.heads))
+    until(lambda: any(head.startswith(b"POST /leave") for head in hostile.heads))

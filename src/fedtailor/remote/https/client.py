@@ -16,6 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -165,9 +166,12 @@ class Connection:
 
     def close(self) -> None:
         """Go offline; tells the coordinator if it can be reached."""
+        _run_for(LEAVE_S, self._leave)
+        self._close()
+
+    def _leave(self) -> None:
         with suppress(Disconnected, ValueError):
             self._ask("POST", f"/leave/{self.session}", seconds=LEAVE_S)
-        self._close()
 
     def _close(self) -> None:
         """Close all connections, also one that another thread is just making."""
@@ -313,7 +317,8 @@ def answer_messages(
                 message = waiting.messages.get(timeout=0.2)
             except queue.Empty:
                 continue
-            _answer(connection, message, respond(message.body), stop)
+            body = respond(message.body)
+            _run_for(CONNECT_S, partial(_answer, connection, message, body, stop), stop)
             status.answers += 1
     finally:
         stop.set()
@@ -321,6 +326,21 @@ def answer_messages(
     thread.join(CONNECT_S)
     if waiting.failure is not None:
         raise waiting.failure
+
+
+def _run_for(
+    seconds: float, work: Callable[[], None], stop: threading.Event | None = None
+) -> None:
+    """Do some work, and wait so many seconds for its end (from when `stop` is set).
+
+    It has a thread of its own: each byte that a coordinator sends may let the next one wait,
+    and a client must end whatever it sends.
+    """
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    while stop is not None and thread.is_alive() and not stop.is_set():
+        thread.join(0.2)
+    thread.join(seconds)
 
 
 def _answer(

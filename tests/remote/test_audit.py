@@ -10,6 +10,8 @@ import pytest
 from fedtailor.cli import main
 from fedtailor.remote.client import audit
 from fedtailor.remote.client.audit import AUDIT, REPEATED, AuditLog, read_audit
+from fedtailor.remote.client.store import ClientStore
+from fedtailor.remote.job.job import read_job
 from fedtailor.remote.wire.messages import (
     Request,
     decode_reply,
@@ -207,6 +209,10 @@ def test_commands_write_and_show_the_policy_and_the_log(kit, capsys):
     (kit / "state").mkdir(exist_ok=True)
     respond = responder(kit / "state")
     messages = [respond(body()), respond(body("hello"))]
+    told = "This client is running, by the policy that it was started with"
+    assert told not in run(capsys, "policy", kit)[1]
+    with ClientStore(kit / "state", read_job(kit / "job.toml").identity):
+        assert told in run(capsys, "policy", kit)[1]
     code, said, _ = run(capsys, "audit", kit)
     heading, first, second, total, *_ = said.splitlines()
     assert heading.startswith("time (UTC)") and heading.endswith("sha256  refused")

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from fedtailor.remote.client import round_requests
-from fedtailor.remote.client.describing import check_described
+from fedtailor.remote.client.describing import check_described, preview
 from fedtailor.remote.client.policy import Policy
 from fedtailor.remote.client.promises import PROMISES, said
 from fedtailor.remote.client.round_requests import RoundHandler, without_small_splits
@@ -323,6 +323,7 @@ def test_jobs_that_count_classes_behind_masks_are_described_with_noise_only(
         else pytest.raises(ValueError, match="would show what one client hides")
     ):
         check_described(clients.job)
+        preview(clients.job, "a", clients.directory / "a.csv")
     handler = JobHandler(
         clients.job, "a", clients.directory / "a.csv", clients.store("a")
     )

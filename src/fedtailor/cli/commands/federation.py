@@ -471,6 +471,7 @@ def _say_policy(policy: "Policy", job: "Job") -> None:
 def _policy(options: PolicyOptions) -> int:
     from fedtailor.remote.client.client import account_of
     from fedtailor.remote.client.policy import POLICY, read_policy
+    from fedtailor.remote.client.store import is_running
     from fedtailor.remote.keys.kit import read_kit
 
     kit = read_kit(options.kit)
@@ -481,6 +482,11 @@ def _policy(options: PolicyOptions) -> int:
         else f"{kit.name} has no {POLICY}, and these defaults apply:"
     )
     _say_policy(read_policy(kit.directory), kit.job)
+    if is_running(kit.state, kit.job.identity):
+        say(
+            "This client is running, by the policy that it was started with: if that was"
+            " another one, stop it and start it again."
+        )
     for line in account_of(kit).describe():
         say(line)
     return 0

@@ -192,10 +192,12 @@ def _text(column: pl.Series) -> pl.Series:
 
 
 def category_cells(column: pl.Series, listed: Sequence[str] = ()) -> pl.Series:
-    """Convert categories to text, each cell by itself, as it stands.
+    """Convert categories to text, each cell by itself, as it stands, but `1.0` to `1`: one
+    missing cell makes a program write all whole numbers of a column like this, and the names
+    of its categories would tell of it. (250.0 and 250.00 are different codes.)
 
-    Only a category that is listed is also taken as other programs write it: `1.0` and `+1`
-    for `1`, `True` for `true`. Codes such as 250.0 and 250.00 are different ones.
+    A category that is listed is taken as it is listed, and also as other programs write it:
+    `1.0` and `+1` for `1`, `True` for `true`.
     """
     if column.dtype.is_float():
         numbers = column.cast(pl.Float64)
@@ -207,7 +209,7 @@ def category_cells(column: pl.Series, listed: Sequence[str] = ()) -> pl.Series:
     else:
         texts = _text(column)
     if not listed:
-        return texts
+        return texts.str.replace(r"^(-?\d+)\.0$", "${1}")
     known = dict(zip(_plain(pl.Series(listed, dtype=pl.String)), listed, strict=True))
     plain = _plain(texts)
     is_other = ~texts.is_in(list(listed)) & plain.is_in(list(known))

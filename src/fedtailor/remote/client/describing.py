@@ -517,8 +517,11 @@ def preview(job: Job, name: str, data: Path, question: Question | None = None) -
             shown, as noise is drawn once; None without noise.
 
     Raises:
-        ValueError: the file does not fit the job, or has too few rows.
+        ValueError: the file does not fit the job, or has too few rows; or see
+            `check_described`.
     """
+    if question is None:
+        check_described(job)
     table = read_table(data, job.schema)
     examples = example_rows_of(table, job.schema, job.spec.seed, name)
     train = examples.training_rows

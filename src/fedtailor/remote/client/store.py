@@ -17,7 +17,7 @@ from typing import Any
 
 from fedtailor._base.choice import require
 from fedtailor.engine.storage.checkpoint import load_tree, save_tree
-from fedtailor.engine.storage.lock import LOCK, ProcessLock
+from fedtailor.engine.storage.lock import LOCK, ProcessLock, is_held
 
 RUN = "run-"
 """Beginning of the name of a run's directory of states."""
@@ -42,7 +42,7 @@ class ClientStore:
 
     def __init__(self, directory: Path, experiment: str) -> None:
         self.client_directory = directory
-        self.directory = directory / experiment[:16]
+        self.directory = _folder_of(directory, experiment)
         self._lock = ProcessLock(self.directory / LOCK)
         try:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -146,3 +146,17 @@ class ClientStore:
 
     def _path(self, round: int, run: str) -> Path:
         return self._folder(run) / f"round-{round:08d}.safetensors"
+
+
+def is_running(directory: Path, experiment: str) -> bool:
+    """Whether a process works as this client, in one experiment.
+
+    Args:
+        directory, experiment: see `ClientStore`.
+    """
+    return is_held(_folder_of(directory, experiment) / LOCK)
+
+
+def _folder_of(directory: Path, experiment: str) -> Path:
+    """The folder of a client's states in an experiment."""
+    return directory / experiment[:16]

@@ -126,7 +126,8 @@ _KINDS = {
         "label",
         _CLASSES,
         _LISTED,
-        'use = "fedala"\npart = "layers.1.weight"\n' + _SGD.format(private=""),
+        'use = "fedala"\npart = "layers.1.weight"\n'
+        + "sgd = { lr = 0.1, steps = 5, batch_size = 8 }",
         "secure_aggregation = true",
     ),
     "private": (

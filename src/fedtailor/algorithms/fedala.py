@@ -8,6 +8,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from fedtailor._base.choice import require
 from fedtailor.algorithms.fedavg import FedAvg
+from fedtailor.algorithms.helpers.own_steps import why_sums_show_clients
 from fedtailor.algorithms.helpers.shared_part import model_parts_of
 from fedtailor.protocol import (
     SGD,
@@ -103,6 +104,11 @@ class FedALA(FedAvg):
             self.max_passes >= 1,
             f"max_passes is {self.max_passes}; it must be 1 or more",
         )
+
+    @property
+    def sums_show_clients(self) -> str:
+        # What it sends begins with the model that it sent before.
+        return why_sums_show_clients(self.sgd)
 
     @property
     def work_tells_of_rows(self) -> bool:

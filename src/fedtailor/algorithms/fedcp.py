@@ -29,6 +29,7 @@ from fedtailor.algorithms.helpers.own_steps import (
     mean_over,
     require_plain_sgd,
     sgd_step_with_statistics,
+    why_sums_show_clients,
 )
 from fedtailor.algorithms.helpers.shared_part import model_parts_of
 from fedtailor.models.dense_head import dense_head_of
@@ -142,6 +143,11 @@ class FedCP(FedAvg):
     """Weight of the distance between features (released code, for a CNN: 5)."""
     sent_head: Literal["mean", "own"] = "mean"
     """The head that a client sends: (h_i + h) / 2, or h_i."""
+
+    @property
+    def sums_show_clients(self) -> str:
+        # It sends its own head, which it goes on to train.
+        return why_sums_show_clients(self.sgd)
 
     def __post_init__(self) -> None:
         require_plain_sgd("fedcp's coupled steps", self.sgd)

@@ -7,6 +7,7 @@ from jaxtyping import Array, Float
 
 from fedtailor._base.choice import require
 from fedtailor.aggregation import mix, reporter_weights
+from fedtailor.algorithms.helpers.own_steps import why_sums_show_clients
 from fedtailor.algorithms.helpers.personal_model import PersonalModelAlgorithm
 from fedtailor.protocol import (
     SGD,
@@ -94,6 +95,11 @@ class L2GD(PersonalModelAlgorithm):
     """Probability of an averaging round, in (0, 1)."""
     weights: Literal["samples", "uniform"] = "uniform"
     """Weights of the mean: equal (the paper), or by training samples n_i."""
+
+    @property
+    def sums_show_clients(self) -> str:
+        # What it sends is its own model, which it goes on to train.
+        return why_sums_show_clients(self.sgd)
 
     def __post_init__(self) -> None:
         require(0 < self.p < 1, f"p is {self.p}; it must be above 0 and below 1")

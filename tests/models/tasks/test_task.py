@@ -23,6 +23,7 @@ from fedtailor.models import (
 )
 from fedtailor.models.metrics import default_metrics
 from fedtailor.models.tasks import (
+    CoxPartial,
     LossFunction,
     Regression,
     Task,
@@ -227,3 +228,15 @@ def test_padding_is_told_to_losses_that_couple_examples():
         np.testing.assert_allclose(
             run.personal(name).theta, expected, rtol=1e-5, atol=1e-6
         )
+
+
+def test_losses_that_couple_examples_have_no_private_steps():
+    """Alone an event has no risk set: its gradient was 0, and only noise was left."""
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(16, 3)).astype(np.float32)
+    y = np.stack([rng.exponential(size=16), np.ones(16)], axis=1)
+    names = np.repeat(["a", "b"], 8)
+    federation = ft.federation.from_arrays(x, y, names, test=0.0, loss=CoxPartial())
+    sgd = ft.SGD(lr=0.1, steps=1, dp_noise=1.0, dp_norm=1.0)
+    with pytest.raises(ValueError, match=r"compares the examples of a batch.*discrete"):
+        ft.run(ft.FedAvg(sgd=sgd), federation, logistic(), rounds=1)

@@ -38,6 +38,11 @@ class PrivateSteps:
             "private steps clip the gradient of each example, which batch normalisation"
             " has none of; use a model with group instead of batch normalisation",
         )
+        require(
+            not local.model.task.couples_examples,
+            "private steps clip the gradient of each example, and this loss compares the"
+            " examples of a batch, as Cox's likelihood; use another, such as discrete hazards",
+        )
         assert sgd.dp_noise is not None and sgd.dp_norm is not None
         if local.context.private_steps_only:
             _require_accounted(local, sgd, split)

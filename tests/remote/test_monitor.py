@@ -21,7 +21,12 @@ from fedtailor.remote.server.monitor import (
     monitor_server,
     read_status,
 )
-from fedtailor.remote.wire.run_log import COORDINATOR_LOG, RunLog, client_log
+from fedtailor.remote.wire.run_log import (
+    COORDINATOR_LOG,
+    WARNINGS_A_MINUTE,
+    RunLog,
+    client_log,
+)
 from remote.jobs import NAMES, Clients
 
 # lines of a log
@@ -47,6 +52,22 @@ def test_lines_have_times_and_levels(tmp_path):
     with RunLog(file=tmp_path / "log", show=lines.append).of(COORDINATOR_LOG):
         COORDINATOR_LOG.info("again")  # appended
     assert len((tmp_path / "log").read_text().splitlines()) == 4
+
+
+def test_the_other_end_does_not_fill_the_disk(monkeypatch):
+    """A coordinator that sent small messages had a client log 14 GB a day."""
+    lines, minute = [], [6e9]
+    monkeypatch.setattr(time, "time", lambda: minute[0])
+    monkeypatch.setattr(time, "time_ns", lambda: int(minute[0] * 1e9))
+    with RunLog(show=lines.append).of(COORDINATOR_LOG):
+        for _ in range(3 * WARNINGS_A_MINUTE):
+            COORDINATOR_LOG.warning("refused")
+        COORDINATOR_LOG.info("goes on")
+        minute[0] += 60
+        COORDINATOR_LOG.warning("refused")
+    assert len(lines) == WARNINGS_A_MINUTE + 2
+    assert lines[-3].endswith("further warnings of this minute are not logged")
+    assert lines[-2].endswith("goes on") and lines[-1].endswith("refused")
 
 
 @pytest.mark.parametrize(

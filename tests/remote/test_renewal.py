@@ -153,6 +153,20 @@ def test_the_authority_is_renewed_with_the_certificate(federation, capsys):
     certificate(federation).verify_directly_issued_by(certificate(federation, "ca.crt"))
 
 
+def test_after_an_interrupted_renewal_nothing_is_signed(federation, capsys):
+    """A certificate was made that no client trusted, without a word."""
+    certificate = federation / "coordinator" / "ca.crt"
+    before = certificate.read_bytes()
+    assert main(["federation", "renew", str(federation), "--authority"]) == 0
+    certificate.write_bytes(before)  # killed between both files
+    stored = files(federation)
+    said = fails(capsys, "renew", federation)
+    assert "do not belong together" in said and "--authority" in said
+    assert files(federation) == stored
+    assert main(["federation", "renew", str(federation), "--authority"]) == 0
+    assert main(["federation", "renew", str(federation)]) == 0
+
+
 def test_a_client_is_revoked(federation, capsys):
     assert main(["federation", "revoke", str(federation), "north"]) == 0
     assert "north" in capsys.readouterr().out

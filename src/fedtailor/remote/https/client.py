@@ -394,6 +394,7 @@ class _Waiting:
         """Wait for messages until it is stopped, or refused for good."""
         after, status = "-", self._status
         while not self._stop.is_set():
+            begun = time.monotonic()
             try:
                 message = self._connection.next(after)
             except Exception as error:
@@ -414,6 +415,9 @@ class _Waiting:
             if message is not None:
                 after = message.number
                 self._keep(message)
+            elif time.monotonic() - begun < RETRY_S[0]:
+                # A coordinator lets it wait for its next message.
+                self._stop.wait(RETRY_S[0])
 
     def _keep(self, message: Message) -> None:
         """Have a message wait for its answer; no other one is fetched before there is

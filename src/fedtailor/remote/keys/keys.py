@@ -147,6 +147,12 @@ def _issue(
     authority_certificate = x509.load_pem_x509_certificate(authority.public)
     authority_key = serialization.load_pem_private_key(authority.private, None)
     assert isinstance(authority_key, ec.EllipticCurvePrivateKey)
+    require(
+        authority_key.public_key() == authority_certificate.public_key(),
+        "ca.key and ca.crt of the authority do not belong together, as a renewal was"
+        " interrupted; run fedtailor federation renew DIR --authority, and copy ca.crt to"
+        " all clients",
+    )
     # A handshake takes a tenth of the time that it takes with a key on P-384.
     key = ec.generate_private_key(ec.SECP256R1())
     issuer = authority_certificate.subject

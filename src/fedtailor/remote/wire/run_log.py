@@ -76,8 +76,15 @@ class Lines(logging.Handler):
             logger.removeHandler(self)
 
 
+WARNINGS_A_MINUTE = 500
+"""Warnings that are logged in a minute: whoever is at the other end chooses how many there
+are, and must not fill the disk.
+"""
+
+
 class RunLog(Lines):
-    """Shows lines with the time and the level, and appends them to a file.
+    """Shows lines with the time and the level, and appends them to a file. Of warnings,
+    `WARNINGS_A_MINUTE` at most in each minute.
 
     Args:
         level: the lowest level that is logged.
@@ -101,6 +108,7 @@ class RunLog(Lines):
         )
         super().__init__(show, logging.getLevelNamesMapping()[level.upper()])
         self._file = file
+        self._minute, self._warnings = 0, 0
         try:
             self._append("")
         except OSError as error:
@@ -108,6 +116,18 @@ class RunLog(Lines):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Log a record; one with `shown` false in the file only."""
+        if record.levelno >= logging.WARNING:
+            minute = int(record.created / 60)
+            if minute != self._minute:
+                self._minute, self._warnings = minute, 0
+            self._warnings += 1
+            if self._warnings > WARNINGS_A_MINUTE:
+                return
+            if self._warnings == WARNINGS_A_MINUTE:
+                record.msg, record.args = (
+                    "further warnings of this minute are not logged",
+                    (),
+                )
         moment = time.strftime("%Y-%m-%d %H:%M:%S%z", time.localtime(record.created))
         text = f"{moment} {record.levelname:7} {record.getMessage()}"
         # A full disk must not end a training, wherever the lines go.

@@ -20,6 +20,7 @@ from fedtailor.remote.client.policy import Policy
 from fedtailor.remote.client.promises import PROMISES, said
 from fedtailor.remote.client.round_requests import RoundHandler, without_small_splits
 from fedtailor.remote.client.table_requests import JobHandler
+from fedtailor.remote.job.job import read_job
 from fedtailor.remote.job.plan import plan_of
 from fedtailor.remote.wire.boosting import BOOST
 from fedtailor.remote.wire.messages import Request, decode_reply, encode_request
@@ -336,6 +337,29 @@ def test_jobs_that_count_classes_behind_masks_are_described_with_noise_only(
         assert refused.value.code is Refusal.NOT_IN_JOB
     else:
         handler(request)
+
+
+@pytest.mark.parametrize(
+    ("method", "is_refused"),
+    [("fedproto", True), ("ccvr", True), ("fedavg", False)],
+)
+def test_methods_that_add_rows_by_class_behind_masks_have_no_told_sums(
+    method, is_refused, tmp_path
+):
+    """What one client hides in sums of its columns is what the others leave."""
+    clients = Clients(tmp_path / "job", method=method)
+    text = clients.path.read_text()
+    text = text.replace("[data]", '[data]\npreprocessing = "federated"')
+    text = text.replace("epochs = 1", "steps = 2")
+    clients.path.write_text(text)
+    read_job(clients.path)
+    clients.path.write_text(f"{text}[privacy]\n{SECURE}")
+    with (
+        contextlib.nullcontext()
+        if not is_refused
+        else pytest.raises(ValueError, match=r"leave out preprocessing, and list")
+    ):
+        read_job(clients.path)
 
 
 def test_measurements_leave_once_a_round_and_not_by_default(tmp_path):

@@ -434,6 +434,14 @@ def _job(document: Document) -> Job:
             " so that a sum of models can be what another has changed by a single event; leave"
             " hazard out",
         )
+    counts_classes = any(it.sends_class_counts for it, _ in spec.algorithm.phases())
+    with _errors_at("data", "preprocessing"):
+        require(
+            not (schema.federated and spec.privacy.sums is not None and counts_classes),
+            "this method adds up rows by class exactly behind masks, which beside sums of"
+            " columns would show what one client hides in these: leave out preprocessing, and"
+            " list the categories",
+        )
     boosting = _boosting(content, schema, spec)
     regression = _regression(content, schema, spec)
     adds_rows = boosting is not None or regression is not None

@@ -880,7 +880,10 @@ class Hostile:
         ):
             while head := connection.recv(2**16):
                 self.heads.append(head)
-                connection.sendall(self.answer(len(self.heads)))
+                self.respond(connection, head)
+
+    def respond(self, connection, head):
+        connection.sendall(self.answer(len(self.heads)))
 
 
 def test_a_client_keeps_no_cookies_and_is_led_nowhere(wards):
@@ -948,20 +951,14 @@ def test_a_client_that_works_fetches_no_messages_without_end(wards):
 class Trickling(Hostile):
     """A coordinator that takes answers a byte at a time, without an end."""
 
-    def talk(self, plain):
-        with (
-            contextlib.suppress(OSError),
-            self.context.wrap_socket(plain, server_side=True) as connection,
-        ):
-            while head := connection.recv(2**16):
-                self.heads.append(head)
-                if head.startswith(b"GET"):
-                    connection.sendall(self.answer(len(self.heads)))
-                    continue
-                connection.sendall(b"HTTP/1.1 204 No Content\r\nx: ")
-                while True:
-                    connection.sendall(b"y")
-                    time.sleep(0.2)
+    def respond(self, connection, head):
+        if head.startswith(b"GET"):
+            super().respond(connection, head)
+            return
+        connection.sendall(b"HTTP/1.1 204 No Content\r\nx: ")
+        while True:
+            connection.sendall(b"y")
+            time.sleep(0.2)
 
 
 def test_a_client_ends_whatever_the_coordinator_lets_wait(wards, monkeypatch):

@@ -99,7 +99,7 @@ class FedLC(FedAvg):
     @property
     def sums_show_clients(self) -> str:
         return (
-            "a client that has rows of one class changes nothing, so that a sum of models can"
+            "a client that has rows of one class only changes nothing, so that a sum of models can"
             " be what one client changed"
         )
 

@@ -181,7 +181,7 @@ class FedRoD(FedAvg):
         if is_off(self.gamma):
             return ""
         return (
-            "a client that has rows of one class changes nothing, so that a sum of models can"
+            "a client that has rows of one class only changes nothing, so that a sum of models can"
             " be what one client changed: set gamma = 0"
         )
 

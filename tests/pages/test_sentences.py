@@ -311,7 +311,7 @@ TESTED = {
             "test_no_cell_is_nearly_told_by_being_far_from_all_others",
             "test_few_far_codes_count_as_no_numbers",
         ),
-        "If such numbers are twenty or fewer": (
+        "If such numbers are in twenty rows or fewer": (
             "test_numbers_of_few_rows_become_the_nearest_of_many",
             "test_few_rare_numbers_are_not_told_whatever_their_steps_are",
         ),

@@ -555,6 +555,21 @@ def test_what_is_shown_has_no_small_group_and_is_shown_as_it_is(data, kind):
     assert shown(values, kind, 1).equals(values)
 
 
+@pytest.mark.parametrize("count", [12, 14])
+def test_that_few_are_missing_does_not_decide_whether_doses_are_told(count):
+    """Each gap counted as a number more: of eleven doses rare ones were told if and only if
+    four cells were missing, which are told as none.
+    """
+    doses = [2.5, 5, 10, 12.5, 20, 25, 40, 50, 75, 100, 150, 200, 250, 300][:count]
+    told = np.zeros(MIN_ROWS, int)
+    for draw in range(20):
+        cells = np.random.default_rng(draw).permutation(np.repeat(doses, 4))[:36]
+        for gaps in range(MIN_ROWS):
+            column = pl.Series([*cells[gaps:], *[None] * gaps], dtype=pl.Float64)
+            told[gaps] += (counts_of(shown(column, "number"))[1] < MIN_ROWS).any()
+    assert told.min() > 0 and np.ptp(told) <= 8
+
+
 def test_numbers_of_few_rows_become_the_nearest_of_many():
     cells = pl.Series([0.0] * 9 + [1.0] * 6 + [0.2, 0.9, 49.634])
     assert shown(cells, "number").to_list() == [0.0] * 9 + [1.0] * 6 + [0.0, 1.0, 1.0]

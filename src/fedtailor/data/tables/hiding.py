@@ -34,9 +34,9 @@ is nearer by this factor: else more rows are far.
 """
 
 _RARE_NUMBERS = 9
-"""So many numbers that few rows share can hide each other, beside the outermost ones and
-few gaps. Five whole numbers follow from count, mean and squares now and then, even among
-many frequent ones. And of eight, four can be far from the other four.
+"""So many numbers that few rows share can hide each other, beside the outermost ones. Five
+whole numbers follow from count, mean and squares now and then, even among many frequent ones.
+And of eight, four can be far from the other four.
 """
 
 _ALTERNATIVES = 1e6
@@ -321,9 +321,10 @@ def _hide_each_other(
     about n^2 / 2 L pairs of rows share one.
 
     The answer can be seen, and must not say how many rows are hidden otherwise. So it is
-    that of a column in which none is: the outermost cells and a few gaps count as numbers
-    of their own. And it is that of a column in which as many as can be are: there are as
-    few rows.
+    that of a column in which none is: the outermost cells and a few gaps count as rows. (Not
+    as numbers, which would say how many gaps there are to who knows all numbers that there
+    can be, such as doses.) And it is that of a column in which as many as can be are: there
+    are as few rows.
 
     Args:
         inner: the cells whose numbers few rows share, without the outermost.
@@ -334,9 +335,8 @@ def _hide_each_other(
     if len(inner) == 0:
         return False
     numbers, rows = np.unique(inner, return_counts=True)
-    others = 2 * (least - 1) + gaps
-    count, distinct = len(inner) + others, len(numbers) + others
-    if distinct < _RARE_NUMBERS + 3 * (least - 1):
+    count, repeated = len(inner) + 2 * (least - 1) + gaps, len(inner) - len(numbers)
+    if len(numbers) < _RARE_NUMBERS or count < _RARE_NUMBERS + 3 * (least - 1):
         return False
     if count >= _MANY_ROWS:
         return True
@@ -346,8 +346,8 @@ def _hide_each_other(
     every = np.concatenate([numbers, shared])
     every_rows = np.concatenate([rows, np.full(len(shared), least)])
     levels = 2 * float(high - low) / _unit_of_most(every, every_rows, least)
-    if count > distinct:
-        levels = min(levels, count**2 / (2 * (count - distinct)))
+    if repeated:
+        levels = min(levels, count**2 / (2 * repeated))
     levels, count = max(levels, 1.0), count - (least - 1)
     each = least * levels / count
     columns = math.lgamma(each + least) - math.lgamma(each) - math.lgamma(least + 1)

@@ -148,5 +148,7 @@ def windows_of(
         for start, end in zip(starts, ends, strict=True)
         if end - start >= window
     ]
-    beginnings = np.concatenate(first) if first else np.zeros(0, np.int64)
-    return beginnings[:, None] + np.arange(window)
+    if not first:
+        # Not as wide as a window, which a job may say to be of any length.
+        return np.zeros((0, min(window, len(breaks) + 1)), np.int64)
+    return np.concatenate(first)[:, None] + np.arange(window)

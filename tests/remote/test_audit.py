@@ -170,6 +170,15 @@ def test_a_line_that_was_torn_by_a_power_cut_hides_no_other(tmp_path):
     assert [entry["round"] for entry in read_audit(tmp_path)] == [3, 4]
 
 
+def test_a_damaged_line_is_left_out(tmp_path):
+    responder(tmp_path)(body())
+    line = (tmp_path / AUDIT).read_text()
+    for damaged in (line.replace('"round": 3', '"round": "3"'), "[1]\n", "[" * 9999):
+        assert damaged != line
+        (tmp_path / AUDIT).write_text(line + damaged)
+        assert len(list(read_audit(tmp_path))) == 1
+
+
 @pytest.fixture
 def kit(tmp_path):
     pytest.importorskip("cryptography", reason="keys are made with `cryptography`")

@@ -123,6 +123,10 @@ def test_a_run_is_seen_from_outside(tmp_path):
         say=lambda line: (lines.append(line), seen.append(read_status(path))),
     )
     assert read_status(path).state == "waiting"
+    for damaged in ('{"round": "3"}', "[1]", "[" * 9999, ""):
+        (tmp_path / "damaged.json").write_text(damaged)
+        with pytest.raises(ValueError, match=r"^cannot read .*damaged\.json"):
+            read_status(tmp_path / "damaged.json")
     with monitor_server(monitor, "0") as address:
         assert address.startswith("127.0.0.1:")
         assert get(address, "/health") == "waiting\n"

@@ -32,8 +32,15 @@ audit.1.jsonl, ...
 REPEATED = "audit-repeated.jsonl"
 """File of refusals, and of answers that the same process has given before."""
 
-ENTRIES = ("time", "run", "round", "kind", "bytes", "sha256")
-"""The entries of a line; a refusal has its code as "refused", too."""
+ENTRIES = {
+    "time": str,
+    "run": str,
+    "round": int,
+    "kind": str,
+    "bytes": int,
+    "sha256": str,
+}
+"""The entries of a line and their types; a refusal has its code as "refused", too."""
 
 MAX_BYTES = 2**24
 """Size at which a new file is begun: about 60,000 messages."""
@@ -165,9 +172,11 @@ def _read(path: Path) -> Iterator[dict[str, Any]]:
         except OSError as error:
             raise ValueError(f"cannot read {file}: {reason(error)}") from None
         for line in text.splitlines():
-            with suppress(ValueError):
+            with suppress(ValueError, RecursionError):
                 entry = json.loads(line)
-                if isinstance(entry, dict) and entry.keys() >= set(ENTRIES):
+                if isinstance(entry, dict) and all(
+                    type(entry.get(name)) is kind for name, kind in ENTRIES.items()
+                ):
                     yield entry
 
 

@@ -20,6 +20,7 @@ from typing import Any
 from fedtailor._base.choice import require
 from fedtailor._base.files import atomic_write
 from fedtailor.engine.training import Callback, Training
+from fedtailor.protocol.plain import parse
 
 STATUS = "status.json"
 """File with the state of a coordinator, in its directory."""
@@ -190,8 +191,8 @@ def read_status(path: Path) -> Status:
     """
     require(path.is_file(), f"no coordinator has run here yet: there is no {path}")
     try:
-        return Status(**json.loads(path.read_text("utf-8")))
-    except (OSError, ValueError, TypeError, RecursionError) as error:
+        return parse(Status, json.loads(path.read_text("utf-8")), what="entry")
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"cannot read {path}: {error}") from None
 
 

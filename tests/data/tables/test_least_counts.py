@@ -570,6 +570,21 @@ def test_that_few_are_missing_does_not_decide_whether_doses_are_told(count):
     assert told.min() > 0 and np.ptp(told) <= 8
 
 
+@pytest.mark.parametrize("rows", [16, 18, 20, 21, 24])
+def test_that_few_are_missing_does_not_decide_beside_a_frequent_number(rows):
+    """Most are alive, 9999-12-31. The mean says how many rows have another date, and that these
+    are told said how many gaps there are.
+    """
+    for draw in range(5):
+        dates = np.random.default_rng(draw).choice(3000, rows, replace=False) + 16000.0
+        cells = [*dates, *[2932896.0] * (95 - rows)]
+        told = set()
+        for gaps in range(MIN_ROWS):
+            column = pl.Series([*cells, *[None] * gaps], dtype=pl.Float64)
+            told.add(bool((counts_of(shown(column, "number"))[1] < MIN_ROWS).any()))
+        assert told == {rows > 20}
+
+
 def test_numbers_of_few_rows_become_the_nearest_of_many():
     cells = pl.Series([0.0] * 9 + [1.0] * 6 + [0.2, 0.9, 49.634])
     assert shown(cells, "number").to_list() == [0.0] * 9 + [1.0] * 6 + [0.0, 1.0, 1.0]

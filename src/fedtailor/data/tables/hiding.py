@@ -251,12 +251,17 @@ def _shown_numbers(values: pl.Series, least: int) -> pl.Series:
     values = _without_rare(values, least, few)
     _, rows = counts_of(values)
     if few and (rows < least).any():
-        present = np.sort(values.drop_nulls().to_numpy())
-        distance = np.abs(present - present.mean())
-        fill = present[np.argsort(distance, kind="stable")[:few]]
-        values = values.clone().scatter(gaps, pl.Series(fill, dtype=values.dtype))
+        fill = pl.Series(_nearest_to_mean(values, few), dtype=values.dtype)
+        values = values.clone().scatter(gaps, fill)
         _, rows = counts_of(values)
     return _without_exactly_few(values, least) if (rows >= least).all() else values
+
+
+def _nearest_to_mean(values: pl.Series, count: int) -> NDArray[Any]:
+    """So many cells nearest to the mean, which few gaps become."""
+    present = np.sort(values.drop_nulls().to_numpy())
+    distance = np.abs(present - present.mean())
+    return present[np.argsort(distance, kind="stable")[:count]]
 
 
 def _without_exactly_few(values: pl.Series, least: int) -> pl.Series:
@@ -290,8 +295,11 @@ def _without_rare(values: pl.Series, least: int, gaps: int) -> pl.Series:
     if is_shared.all():
         return values
     inside, inner = _without_outermost(values, least)
-    if _hide_each_other(inner, numbers[is_shared], least, gaps):
-        return inside
+    if len(inner):
+        fill = _nearest_to_mean(inside, gaps)
+        filled = np.count_nonzero(~np.isin(fill, numbers[is_shared]))
+        if _hide_each_other(inner, numbers[is_shared], least, filled):
+            return inside
     present = values.drop_nulls().to_numpy().copy()
     few = np.flatnonzero(~np.isin(present, numbers[is_shared]))
     most = len(present) // 2 if np.count_nonzero(is_shared) > 1 else least - 1
@@ -321,22 +329,21 @@ def _hide_each_other(
     about n^2 / 2 L pairs of rows share one.
 
     The answer can be seen, and must not say how many rows are hidden otherwise. So it is
-    that of a column in which none is: the outermost cells and a few gaps count as rows. (Not
-    as numbers, which would say how many gaps there are to who knows all numbers that there
-    can be, such as doses.) And it is that of a column in which as many as can be are: there
+    that of a column in which none is: the outermost cells count as rows, and gaps that are
+    filled by such numbers. (Not as numbers, nor other gaps: they would say how many gaps
+    there are to who knows all numbers that there can be, such as doses, or that all other
+    rows have one number.) And it is that of a column in which as many as can be are: there
     are as few rows.
 
     Args:
         inner: the cells whose numbers few rows share, without the outermost.
         shared: the numbers that more rows share.
         least: see `shown`.
-        gaps: how many gaps will be filled.
+        gaps: how many gaps will be filled by numbers that few rows share.
     """
-    if len(inner) == 0:
-        return False
     numbers, rows = np.unique(inner, return_counts=True)
     count, repeated = len(inner) + 2 * (least - 1) + gaps, len(inner) - len(numbers)
-    if len(numbers) < _RARE_NUMBERS or count < _RARE_NUMBERS + 3 * (least - 1):
+    if count < _RARE_NUMBERS + 3 * (least - 1):
         return False
     if count >= _MANY_ROWS:
         return True

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from campaigns.grammar import Grammar
-from campaigns.marked import JOBS, NAMES, MarkedFederation, quick_waits, train
+from campaigns.marked import NAMES, TRAINED, MarkedFederation, quick_waits, train
 from fedtailor.engine.storage import check, load_models
 from fedtailor.remote.client.client import responder_of
 from fedtailor.remote.client.round_requests import PERSONAL
@@ -29,7 +29,7 @@ class HostileClient:
         jobs: kinds of jobs.
     """
 
-    def __init__(self, folder: Path, jobs: tuple[str, ...] = JOBS) -> None:
+    def __init__(self, folder: Path, jobs: tuple[str, ...] = TRAINED) -> None:
         self._folder, self._jobs = folder, jobs
         self._federations: dict[str, MarkedFederation] = {}
         self._norms: dict[str, float] = {}

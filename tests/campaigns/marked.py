@@ -139,6 +139,8 @@ _KINDS = {
     ),
 }
 JOBS = tuple(_KINDS)
+TRAINED = tuple(kind for kind in JOBS if not kind.startswith("trees"))
+"""Jobs that train round by round, and boost no trees."""
 _POLICY = """secure_aggregation_only = false
 federated_statistics = true
 measurements = true
@@ -309,6 +311,9 @@ def train(job, transport, directory: Path, lines: list[str], **options):
     connection = Connection(job, NAMES, transport)
     with Lines(lines.append).of(COORDINATOR_LOG):
         rows = wait_for_clients(connection, wait=600)
+        if job.boosting is not None:
+            boost_clients(job, transport, rows, directory.with_name("boosted"))
+            return None
         describe_clients(job, transport, rows, 600)
         statistics = agree_on_preprocessing(job, transport, rows, 600)
         run = coordinate(
@@ -319,9 +324,6 @@ def train(job, transport, directory: Path, lines: list[str], **options):
             statistics=statistics,
             **options,
         )
-        if job.boosting is not None:
-            trees = directory.with_name("boosted")
-            boost_clients(job, transport, rows, trees, statistics=statistics)
         return run.training
 
 

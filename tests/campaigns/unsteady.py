@@ -16,7 +16,7 @@ import numpy as np
 from campaigns.client_process import ClientHere, ClientProcess, Ended
 from campaigns.faults import Killed
 from campaigns.file_events import Steps, watching
-from campaigns.marked import JOBS, NAMES, MarkedFederation, quick_waits, train
+from campaigns.marked import NAMES, TRAINED, MarkedFederation, quick_waits, train
 from fedtailor.engine.storage import check, load_models
 from fedtailor.engine.storage.run_directory import METRICS
 from fedtailor.remote.client.round_requests import PERSONAL
@@ -198,7 +198,7 @@ class Unsteady:
         jobs: kinds of jobs.
     """
 
-    def __init__(self, folder: Path, jobs: tuple[str, ...] = JOBS) -> None:
+    def __init__(self, folder: Path, jobs: tuple[str, ...] = TRAINED) -> None:
         self._folder, self._jobs = folder, jobs
         self._federations: dict[str, MarkedFederation] = {}
         self._expected: dict[str, Result] = {}

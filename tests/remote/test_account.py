@@ -186,8 +186,8 @@ def test_exactly_the_policys_epsilon_may_be_spent_in_whatever_order(tmp_path):
         for round, kind in enumerate(order):
             account.record(request(round=round), [kinds[kind]])
         most = account.epsilons()["client"][0]
-        (tmp_path / name / ACCOUNT).unlink()
-        account = ClientAccount(tmp_path / name, most_epsilon=most)
+        (tmp_path / name / "again").mkdir()
+        account = ClientAccount(tmp_path / name / "again", most_epsilon=most)
         for round, kind in enumerate(order):
             account.record(request(round=round), [kinds[kind]])
         with pytest.raises(Refused, match="epsilon would be"):

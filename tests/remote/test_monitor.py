@@ -22,8 +22,9 @@ from fedtailor.remote.server.monitor import (
     read_status,
 )
 from fedtailor.remote.wire.run_log import (
+    ASKED_FOR,
     COORDINATOR_LOG,
-    WARNINGS_A_MINUTE,
+    MOST_ASKED_FOR,
     RunLog,
     client_log,
 )
@@ -60,13 +61,13 @@ def test_the_other_end_does_not_fill_the_disk(monkeypatch):
     monkeypatch.setattr(time, "time", lambda: minute[0])
     monkeypatch.setattr(time, "time_ns", lambda: int(minute[0] * 1e9))
     with RunLog(show=lines.append).of(COORDINATOR_LOG):
-        for _ in range(3 * WARNINGS_A_MINUTE):
-            COORDINATOR_LOG.warning("refused")
-        COORDINATOR_LOG.info("goes on")
+        for _ in range(3 * MOST_ASKED_FOR):
+            COORDINATOR_LOG.warning("refused", extra=ASKED_FOR)
+        COORDINATOR_LOG.warning("goes on")
         minute[0] += 60
-        COORDINATOR_LOG.warning("refused")
-    assert len(lines) == WARNINGS_A_MINUTE + 2
-    assert lines[-3].endswith("further warnings of this minute are not logged")
+        COORDINATOR_LOG.warning("refused", extra=ASKED_FOR)
+    assert len(lines) == MOST_ASKED_FOR + 2
+    assert lines[-3].endswith("further messages of this minute are not logged")
     assert lines[-2].endswith("goes on") and lines[-1].endswith("refused")
 
 

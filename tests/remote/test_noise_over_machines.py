@@ -10,7 +10,7 @@ from fedtailor.aggregation.accounting.privacy import composed_epsilon
 from fedtailor.aggregation.pipelines import Clip, GaussianNoise
 from fedtailor.algorithms import MRMTL, FedAvg
 from fedtailor.protocol import SGD
-from fedtailor.remote.client.account import ACCOUNT, ClientAccount
+from fedtailor.remote.client.account import ACCOUNT, BEGUN, ClientAccount
 from fedtailor.remote.wire.messages import Request, decode_reply, encode_request
 from fedtailor.testing import classification
 from remote.federations import EXPERIMENT, Remote
@@ -97,8 +97,9 @@ def test_a_round_that_is_asked_twice_does_not_take_the_noise_off(kind, tmp_path)
     noisy = released(ours, one)
     assert abs(np.corrcoef(noisy, first)[0, 1]) < 0.15
     # The operator brings back a directory that knows the secret, and no answers.
-    account = ours.store(ours.federation.names[0]).client_directory / ACCOUNT
-    account.unlink(missing_ok=True)
+    kept = ours.store(ours.federation.names[0]).client_directory
+    for name in (ACCOUNT, BEGUN):
+        (kept / name).unlink(missing_ok=True)
     ours.responders = {name: ours.client(name) for name in ours.federation.names}
     again = released(ours, other)
     assert abs(np.corrcoef(noisy - again, first - second)[0, 1]) < 0.15

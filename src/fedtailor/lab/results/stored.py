@@ -162,7 +162,10 @@ class StoredRun:
     @property
     def metric(self) -> str:
         """The metric of the run, such as "accuracy"."""
-        return self.summary["metric"]
+        metric = self.summary.get("metric")
+        if not isinstance(metric, str):
+            raise ValueError(f"{self.path / SUMMARY} names no metric; repeat the run")
+        return metric
 
     @property
     def seconds_per_round(self) -> float:

@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationErr
 from fedtailor._base.choice import require
 from fedtailor._base.digests import DIGEST_KEY, has_valid_digest, with_digest
 from fedtailor._base.documentation import see
-from fedtailor._base.files import reason
+from fedtailor._base.files import create_secret, reason
 from fedtailor.aggregation.accounting.privacy import (
     composed_epsilon,
     composed_sgd_epsilon,
@@ -38,6 +38,10 @@ from fedtailor.remote.wire.run_log import CLIENTS
 
 ACCOUNT = "account.jsonl"
 """File in the directory of a client's states."""
+
+BEGUN = ".account"
+"""File beside it from the first answer on, without which an account that is lost would be
+a new one."""
 
 LINE_START = b'{"time": "'
 """What each line of it begins with."""
@@ -150,9 +154,15 @@ class ClientAccount:
         # job -> open numbers without noise, in all of its runs.
         self._numbers = Counter[str]()
         self._last: tuple[Request, str] | None = None
+        self._begun = directory / BEGUN
         if self.path.exists():
             with self._locked() as file:
                 self._read_new(file)
+        require(
+            bool(self._answered) or not self._begun.exists(),
+            f"{self.path} is lost or damaged: it holds no answer, and there were some;"
+            f" restore it from a backup{see('errors#a-damaged-account')}",
+        )
 
     def check(self, request: Request, about: str = "") -> None:
         """Check that a request may be answered.
@@ -239,6 +249,8 @@ class ClientAccount:
             # That a round was answered survives a kill of the process in any case.
             append(file, line.encode(), durable=bool(releases))
             self._read_new(file)
+            if not self._begun.exists():
+                create_secret(self._begun, b"")
         if releases:
             self._log.warning(f"round {request.round + 1}: {self._describe_epsilons()}")
 
@@ -284,10 +296,6 @@ class ClientAccount:
                 epsilon = composed_sgd_epsilon(steps, delta)
             epsilons[unit] = epsilon, delta
         return epsilons
-
-    def has_answered(self, job: str) -> bool:
-        """Whether anything of a job was answered."""
-        return any(place.job == job for place in self._answered)
 
     def numbers_of(self, job: str) -> int:
         """How many numbers have left in all runs of a job that nothing hides."""

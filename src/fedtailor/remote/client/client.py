@@ -13,7 +13,7 @@ from fedtailor.remote.wire.boosting import BOOST
 from fedtailor.remote.wire.messages import Reply, Request
 from fedtailor.remote.wire.regression import REGRESS
 from fedtailor.remote.wire.request_kind import TABLE_TASKS, TASKS, step_of
-from fedtailor.remote.wire.run_log import client_log
+from fedtailor.remote.wire.run_log import ASKED_FOR, client_log
 from fedtailor.remote.wire.secure_sums import KEYS, STAGES
 from fedtailor.remote.wire.transport import Recorder, Responder
 
@@ -106,7 +106,8 @@ class Narrator:
         # What is asked after a round names the number of rounds done.
         number = request.round + (request.task in ROUND_TASKS)
         self._info(
-            f"round {number}: answered {request.task!r} ({len(message):,} bytes)"
+            f"round {number}: answered {request.task!r} ({len(message):,} bytes)",
+            extra=ASKED_FOR,
         )
         if request.task == "personal":
             self._say_model("the training is over")

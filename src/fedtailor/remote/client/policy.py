@@ -305,11 +305,6 @@ def read_policy(kit: Path) -> Policy:
     if not os.path.lexists(kit / POLICY):
         return Policy()
     document = read_document(kit / POLICY, alone=True)
-    require(
-        bool(document.content),
-        f"{kit / POLICY} says nothing, as after a full disk; write one entry or more, or"
-        " remove it: without the file the defaults apply",
-    )
     try:
         return parse(Policy, document.content, what="entry")
     except ConfigError as error:

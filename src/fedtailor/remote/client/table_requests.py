@@ -10,15 +10,13 @@ from pathlib import Path
 
 import numpy as np
 
-from fedtailor._base.choice import require
-from fedtailor._base.documentation import see
 from fedtailor.aggregation.secure_sums import MIN_CLIENTS
 from fedtailor.data.federation import SPLITS
 from fedtailor.remote.client.account import ClientAccount
 from fedtailor.remote.client.describing import NOISY, Describer, check_described
 from fedtailor.remote.client.policy import has_probe
-from fedtailor.remote.client.round_requests import PERSONAL, SUMMED_ROWS, RoundHandler
-from fedtailor.remote.client.store import RUN, ClientStore
+from fedtailor.remote.client.round_requests import RoundHandler
+from fedtailor.remote.client.store import ClientStore
 from fedtailor.remote.job.agreement import check_column_sums, check_scale
 from fedtailor.remote.job.examples import (
     ExampleRows,
@@ -89,7 +87,6 @@ class JobHandler:
         self._least_clients = least_clients
         self._store = store
         self._account = account or ClientAccount(store.client_directory)
-        _check_account(self._account, store, job)
         self._data, self._log = data, client_log(name)
         self._table: ClientTable | None = None
         self._describer: Describer | None = None
@@ -320,19 +317,3 @@ class JobHandler:
             most,
             design,
         )
-
-
-def _check_account(account: ClientAccount, store: ClientStore, job: Job) -> None:
-    """Check that the account knows of a job whose states are here.
-
-    Raises:
-        ValueError: it was lost, and the client would answer everything once more.
-    """
-    later = [*store.directory.glob(f"{RUN}*")]
-    later += [store.directory / name for name in (PERSONAL, SUMMED_ROWS)]
-    require(
-        account.has_answered(job.identity) or not any(path.exists() for path in later),
-        f"{account.path} is lost or damaged: it holds no answer of this job, whose states"
-        f" are in {store.directory}; restore it from a backup"
-        f"{see('errors#a-damaged-account')}",
-    )

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from fedtailor._base.choice import require
 from fedtailor._base.printable import one_line, say_status
@@ -76,15 +76,17 @@ class Lines(logging.Handler):
             logger.removeHandler(self)
 
 
-WARNINGS_A_MINUTE = 500
-"""Warnings that are logged in a minute: whoever is at the other end chooses how many there
-are, and must not fill the disk.
-"""
+ASKED_FOR: dict[str, Any] = {"is_asked_for": True}
+"""`extra` of lines of which whoever is at the other end chooses how many there are."""
+
+MOST_ASKED_FOR = 2000
+"""Such lines that are logged in a minute: they must not fill the disk."""
 
 
 class RunLog(Lines):
-    """Shows lines with the time and the level, and appends them to a file. Of warnings,
-    `WARNINGS_A_MINUTE` at most in each minute.
+    """Shows lines with the time and the level, and appends them to a file.
+
+    Of lines that are `ASKED_FOR`, those beyond `MOST_ASKED_FOR` in a minute are left out.
 
     Args:
         level: the lowest level that is logged.
@@ -108,7 +110,7 @@ class RunLog(Lines):
         )
         super().__init__(show, logging.getLevelNamesMapping()[level.upper()])
         self._file = file
-        self._minute, self._warnings = 0, 0
+        self._minute, self._asked_for = 0, 0
         try:
             self._append("")
         except OSError as error:
@@ -116,18 +118,15 @@ class RunLog(Lines):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Log a record; one with `shown` false in the file only."""
-        if record.levelno >= logging.WARNING:
+        if getattr(record, "is_asked_for", False):
             minute = int(record.created / 60)
             if minute != self._minute:
-                self._minute, self._warnings = minute, 0
-            self._warnings += 1
-            if self._warnings > WARNINGS_A_MINUTE:
+                self._minute, self._asked_for = minute, 0
+            self._asked_for += 1
+            if self._asked_for > MOST_ASKED_FOR:
                 return
-            if self._warnings == WARNINGS_A_MINUTE:
-                record.msg, record.args = (
-                    "further warnings of this minute are not logged",
-                    (),
-                )
+            if self._asked_for == MOST_ASKED_FOR:
+                record.msg = "further messages of this minute are not logged"
         moment = time.strftime("%Y-%m-%d %H:%M:%S%z", time.localtime(record.created))
         text = f"{moment} {record.levelname:7} {record.getMessage()}"
         # A full disk must not end a training, wherever the lines go.

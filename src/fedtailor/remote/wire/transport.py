@@ -36,7 +36,12 @@ from fedtailor.remote.wire.messages import (
 )
 from fedtailor.remote.wire.refusals import Refusal, Refused, refuse_unless
 from fedtailor.remote.wire.request_kind import COMPUTING
-from fedtailor.remote.wire.run_log import CLIENTS, COORDINATOR_LOG, client_log
+from fedtailor.remote.wire.run_log import (
+    ASKED_FOR,
+    CLIENTS,
+    COORDINATOR_LOG,
+    client_log,
+)
 from fedtailor.remote.wire.vector_cache import CacheMiss, VectorCache
 
 POLL_INTERVAL_S = 0.1
@@ -438,9 +443,9 @@ def _answer(
             lines = "".join(traceback.format_exception(error)).splitlines()
     lines = [shortened(line) for line in lines]
     what = repr(request.task) if request.task else "a message"
-    log.warning(f"refused {what} of round {request.round + 1} ({refusal}): {lines[-1]}")
-    for line in lines[:-1]:
-        log.warning(line)
+    last = f"refused {what} of round {request.round + 1} ({refusal}): {lines[-1]}"
+    for line in (last, *lines[:-1]):
+        log.warning(line, extra=ASKED_FOR)
     reply = Reply.to(request, refusal=refusal)
     return request, reply, encode_reply(reply)
 

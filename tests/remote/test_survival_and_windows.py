@@ -210,13 +210,21 @@ def test_survival_over_machines_is_its_simulation(hazard, preprocessing, tmp_pat
     assert {it.metric for it in measured} == {"loss", "c_index"}
 
 
+PRIVATE = "lr = 0.05, dp_noise = 1.0, dp_norm = 1.0"
+
+
 def test_behind_masks_clients_without_events_must_change_something(tmp_path):
     """Cox's likelihood is constant at them, so that a sum was what another had changed."""
     path, sums = tmp_path / "job.toml", "[privacy]\nsecure_aggregation = true\n"
     rest = REST.format(model="linear") + sums + "evaluate = false\n"
     path.write_text(SURVIVAL.format(hazard="discrete", preprocessing="none") + rest)
     read_job(path)
-    path.write_text(SURVIVAL.format(hazard="cox", preprocessing="none") + rest)
+    text = SURVIVAL.format(hazard="cox", preprocessing="none")
+    private = rest.split("[privacy]")[0].replace("lr = 0.05", PRIVATE)
+    path.write_text(text + private)
+    with pytest.raises(ValueError, match=r"private steps clip .* leave hazard out$"):
+        read_job(path)
+    path.write_text(text + rest)
     with pytest.raises(ValueError, match=r"by a single event; leave hazard out$"):
         read_job(path)
 

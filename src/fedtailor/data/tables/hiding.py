@@ -297,7 +297,7 @@ def _without_rare(values: pl.Series, least: int, gaps: int) -> pl.Series:
     inside, inner = _without_outermost(values, least)
     if len(inner):
         fill = _nearest_to_mean(inside, gaps)
-        filled = np.count_nonzero(~np.isin(fill, numbers[is_shared]))
+        filled = int(np.count_nonzero(~np.isin(fill, numbers[is_shared])))
         if _hide_each_other(inner, numbers[is_shared], least, filled):
             return inside
     present = values.drop_nulls().to_numpy().copy()

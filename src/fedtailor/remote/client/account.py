@@ -246,10 +246,12 @@ class ClientAccount:
             )
             line = json.dumps(with_digest(answer.model_dump(mode="json"))) + "\n"
             # What is spent must survive a power cut, which takes a hundredth of a second.
-            # That a round was answered survives a kill of the process in any case.
-            append(file, line.encode(), durable=bool(releases))
+            # That a round was answered survives a kill of the process in any case. The first
+            # line must be there if the file beside it is.
+            is_first = not self._begun.exists()
+            append(file, line.encode(), durable=bool(releases) or is_first)
             self._read_new(file)
-            if not self._begun.exists():
+            if is_first:
                 create_secret(self._begun, b"")
         if releases:
             self._log.warning(f"round {request.round + 1}: {self._describe_epsilons()}")

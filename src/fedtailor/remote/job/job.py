@@ -48,6 +48,7 @@ from fedtailor.models.tasks.survival import outcome_names
 from fedtailor.protocol import Algorithm
 from fedtailor.protocol.document import Document, read_document
 from fedtailor.protocol.plain import ConfigError, check_choice_at, configured, parse
+from fedtailor.protocol.sgd import sgds_of
 from fedtailor.remote.job.installed_code import check_code
 from fedtailor.remote.wire.waits import check_wait
 from fedtailor.statistics.boosting import BoostingSettings
@@ -433,6 +434,12 @@ def _job(document: Document) -> Job:
             "secure_aggregation would not hide clients: one without events changes nothing,"
             " so that a sum of models can be what another has changed by a single event; leave"
             " hazard out",
+        )
+        require(
+            schema.hazard != "cox"
+            or all(it.dp_noise is None for it in sgds_of(spec.algorithm)),
+            "private steps clip the gradient of each row, which Cox's likelihood has none of;"
+            " leave hazard out",
         )
     counts_classes = any(it.sends_class_counts for it, _ in spec.algorithm.phases())
     with _errors_at("data", "preprocessing"):

@@ -311,11 +311,13 @@ def train(job, transport, directory: Path, lines: list[str], **options):
     connection = Connection(job, NAMES, transport)
     with Lines(lines.append).of(COORDINATOR_LOG):
         rows = wait_for_clients(connection, wait=600)
-        if job.boosting is not None:
-            boost_clients(job, transport, rows, directory.with_name("boosted"))
-            return None
-        describe_clients(job, transport, rows, 600)
+        if job.boosting is None:
+            describe_clients(job, transport, rows, 600)
         statistics = agree_on_preprocessing(job, transport, rows, 600)
+        if job.boosting is not None:
+            trees = directory.with_name("boosted")
+            boost_clients(job, transport, rows, trees, statistics=statistics)
+            return None
         run = coordinate(
             job,
             transport,

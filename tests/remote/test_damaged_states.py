@@ -4,6 +4,7 @@ import pytest
 
 from fedtailor.remote.client.account import ACCOUNT
 from fedtailor.remote.client.describing import describe_clients
+from fedtailor.remote.client.round_requests import SUMS as SUMS_FILE
 from fedtailor.remote.wire.messages import decode_reply
 from fedtailor.remote.wire.refusals import Refusal
 from remote.marked import SEEN, MarkedClients
@@ -75,3 +76,18 @@ def test_a_client_whose_account_is_lost_does_not_start(told, left):
     finally:
         path.write_bytes(content)
     clients.client("a")
+
+
+def test_a_client_whose_sums_are_lost_adds_none(told):
+    """It would forget which sums were added up, and add others to them."""
+    clients, bodies = told
+    path = clients.store("a").directory / SUMS_FILE
+    content = path.read_bytes()
+    path.unlink()
+    clients.logs["a"].clear()
+    try:
+        refusals = answers_of(clients.client("a"), bodies)
+    finally:
+        path.write_bytes(content)
+    assert Refusal.NO_STATE in refusals and Refusal.FAILED not in refusals
+    assert "sums.json is lost" in clients.logs["a"][0]

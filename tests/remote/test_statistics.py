@@ -690,7 +690,7 @@ def test_no_error_about_pooled_sums_keeps_a_client_from_starting(
         broken.setattr(ClientTable, "rows", lambda self, statistics: 1 // 0)
         assert ask(clients, "a", AGREED, pooled) is Refusal.FAILED
         clients.start()
-        assert any("does not fit the pooled" in line for line in client_lines)
+        assert any("cannot go on as before" in line for line in client_lines)
         assert ask(clients, "a", AGREED, pooled) is Refusal.FAILED
     assert ask(clients, "a", AGREED, pooled) is None
 

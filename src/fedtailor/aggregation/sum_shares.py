@@ -434,6 +434,10 @@ class SumHistory:
         run, round = self._place(run, round)
         first = kept.first or len(remaining)
         self._runs[run] = _Kept(round, all_sums, first, remaining, known)
+        self.save()
+
+    def save(self) -> None:
+        """Write the history to its file, if it has one."""
         if self._path is None:
             return
         stored = {}

@@ -570,6 +570,21 @@ def test_that_few_are_missing_does_not_decide_whether_doses_are_told(count):
     assert told.min() > 0 and np.ptp(told) <= 8
 
 
+def test_eleven_doses_are_told_whether_a_few_are_missing_or_not():
+    """Up to 30 rows they were told with one to four gaps, and never without."""
+    doses = [0.5, 1, 2, 5, 10, 25, 50, 100, 150, 250, 500]
+    for rows in (27, 30):
+        told = set[int]()
+        for draw in range(20):
+            random = np.random.default_rng(draw)
+            cells = random.permutation(np.repeat(doses, 4))[:rows]
+            for gaps in range(MIN_ROWS):
+                column = pl.Series([*cells[gaps:], *[None] * gaps], dtype=pl.Float64)
+                if (counts_of(shown(column, "number"))[1] < MIN_ROWS).any():
+                    told.add(gaps)
+        assert 0 in told or not told
+
+
 @pytest.mark.parametrize("rows", [16, 18, 20, 21, 24])
 def test_that_few_are_missing_does_not_decide_beside_a_frequent_number(rows):
     """Most are alive, 9999-12-31. The mean says how many rows have another date, and that these

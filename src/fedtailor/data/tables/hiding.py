@@ -342,7 +342,8 @@ def _hide_each_other(
         gaps: how many gaps will be filled by numbers that few rows share.
     """
     numbers, rows = np.unique(inner, return_counts=True)
-    count, repeated = len(inner) + 2 * (least - 1) + gaps, len(inner) - len(numbers)
+    count = len(inner) + 2 * (least - 1) + gaps
+    repeated = len(inner) + gaps - len(numbers)
     if count < _RARE_NUMBERS + 3 * (least - 1):
         return False
     if count >= _MANY_ROWS:

@@ -388,8 +388,9 @@ class ClientAccount:
         if _is_torn(rest):
             file.truncate(self._size_read)
             return
-        self._add(self._parse(rest))
+        answer = self._parse(rest)
         append(file, b"\n")
+        self._add(answer)
         self._size_read += len(rest) + 1
 
     def _parse(self, line: bytes) -> _Answer:

@@ -148,6 +148,12 @@ class RoundHandler:
         self._sum_client: SecureSumClient | None = None
         if plan.sums is not None:
             history = store.directory / SUMS
+            refuse_unless(
+                history.exists() or not (store.directory / SUMMED_ROWS).exists(),
+                Refusal.NO_STATE,
+                f"{history} is lost: it says which sums were added up, so restore it, or begin"
+                " a new job",
+            )
             with refusing(Refusal.NO_STATE):
                 self._sum_client = SecureSumClient(
                     federation.names[0], plan.sums, history, least_clients
@@ -271,6 +277,7 @@ class RoundHandler:
         assert self._sum_client is not None
         path = self._store.directory / SUMMED_ROWS
         if not path.exists():
+            self._sum_client.save()
             with atomic_write(path) as temporary:
                 temporary.write_text(self._all_rows, "utf-8")
         refuse_unless(

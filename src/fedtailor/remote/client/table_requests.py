@@ -129,7 +129,7 @@ class JobHandler:
             self._begin(self._convert(self._taken), self._taken)
         except Exception as error:  # no message may keep it from starting
             self._log.warning(
-                f"{self._data.name} does not fit the pooled statistics: {error}"
+                f"{self._name} cannot go on as before with {self._data.name}: {error}"
             )
 
     def __call__(self, request: Request) -> Mapping[str, np.ndarray]:

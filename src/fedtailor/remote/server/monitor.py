@@ -212,17 +212,21 @@ class _Server(ThreadingHTTPServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Answer in a thread, if there is a place."""
-        if self._places.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
+        if not self._places.acquire(blocking=False):
             self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # there is no thread, which would give the place back
+            self._places.release()
+            raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """Answer, and end the connection after `REQUEST_S` at the latest."""
         end = threading.Timer(REQUEST_S, _shut_down, [request])
         end.daemon = True
-        end.start()
         try:
+            end.start()
             super().process_request_thread(request, client_address)
         finally:
             end.cancel()

@@ -162,6 +162,10 @@ class SecureSumClient:
         self._round, self._run = -1, ""  # under which their sums are kept
         self._session: _Session | None = None
 
+    def save(self) -> None:
+        """Write the weights of the sums to their file, of which there may be none yet."""
+        self._history.save()
+
     def hold(
         self,
         round: int,

@@ -325,8 +325,7 @@ def _hide_each_other(
 
     columns of n rows in a range of L units, with about n^2 L^3 sums and squares. The range is
     twice that of the middle half, as a single number can be anywhere. Where rows share
-    numbers, there are fewer numbers than units, such as powers of two: among L numbers
-    about n^2 / 2 L pairs of rows share one.
+    numbers, there are fewer numbers than units, such as powers of two (`_levels_of`).
 
     The answer can be seen, and must not say how many rows are hidden otherwise. So it is
     that of a column in which none is: the outermost cells count as rows, and gaps that are
@@ -343,7 +342,6 @@ def _hide_each_other(
     """
     numbers, rows = np.unique(inner, return_counts=True)
     count = len(inner) + 2 * (least - 1) + gaps
-    repeated = len(inner) + gaps - len(numbers)
     if count < _RARE_NUMBERS + 3 * (least - 1):
         return False
     if count >= _MANY_ROWS:
@@ -354,13 +352,28 @@ def _hide_each_other(
     every = np.concatenate([numbers, shared])
     every_rows = np.concatenate([rows, np.full(len(shared), least)])
     levels = 2 * float(high - low) / _unit_of_most(every, every_rows, least)
-    if repeated:
-        levels = min(levels, count**2 / (2 * repeated))
+    levels = min(levels, _levels_of(len(inner), len(numbers)))
     levels, count = max(levels, 1.0), count - (least - 1)
     each = least * levels / count
     columns = math.lgamma(each + least) - math.lgamma(each) - math.lgamma(least + 1)
     sums = 2 * math.log(count) + 3 * math.log(levels)
     return columns * count / least >= sums + math.log(_ALTERNATIVES)
+
+
+def _levels_of(rows: int, distinct: int) -> float:
+    """How many numbers there are if some rows, drawn among them, have so many distinct ones.
+
+    Of L equally likely numbers n rows have L (1 - exp(-n / L)); where all rows differ, L is
+    as large as can be told, n^2.
+    """
+    low, high = float(distinct), float(rows) ** 2
+    for _ in range(50):
+        levels = (low + high) / 2
+        if -levels * math.expm1(-rows / levels) < distinct:
+            low = levels
+        else:
+            high = levels
+    return high
 
 
 def _unit_of_most(

@@ -21,6 +21,10 @@ FURTHEST = 100.0
 """How often the norm of an honest run's model an honest client's model may have."""
 
 
+MASKED = ("sums", "ucfl", "passes")
+"""Jobs that add updates behind masks."""
+
+
 class HostileClient:
     """Tries of whole trainings.
 
@@ -61,7 +65,7 @@ class HostileClient:
                 line
                 for line in lines
                 if f"client {name}" in line
-                and not (kind in ("sums", "ucfl") and "it refused" in line)
+                and not (kind in MASKED and "it refused" in line)
             ]
             assert not blamed, f"{where}; an honest client is blamed: {blamed[:2]}"
             assert f"client {name}:" not in problem, f"{where}; {problem}"
@@ -70,10 +74,9 @@ class HostileClient:
                 f"{where}; nobody is named: {problem}"
             )
             assert drawn, f"{where}; {problem}"
-            # A description adds up over all clients that have begun it. The job of trees
-            # asks for all four clients.
+            # A description adds up over all clients that have begun it.
             has_begun = (self._folder / "try" / "run").exists()
-            needs_all = ("pooled", "categories", "sums", "ucfl", "trees")
+            needs_all = ("pooled", "categories", *MASKED)
             if has_begun and federation.kind not in needs_all:
                 raise AssertionError(f"{where}; the training has ended: {problem}")
             return

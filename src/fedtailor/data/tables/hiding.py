@@ -49,6 +49,9 @@ _MANY_ROWS = 1000
 as many columns beside them.
 """
 
+_SHORT_LIST = 32
+"""So few numbers are a list that somebody may know, such as doses."""
+
 _UNIT = 1e-11
 """Of the largest number: a smaller difference is rounding."""
 
@@ -325,7 +328,9 @@ def _hide_each_other(
 
     columns of n rows in a range of L units, with about n^2 L^3 sums and squares. The range is
     twice that of the middle half, as a single number can be anywhere. Where rows share
-    numbers, there are fewer numbers than units, such as powers of two (`_levels_of`).
+    numbers, there are fewer numbers than units, such as powers of two: among L numbers
+    about n^2 / 2 L pairs of rows share one. Of a short list each number has nearly as many
+    rows as it can have, so that this is too large (`_levels_of`).
 
     The answer can be seen, and must not say how many rows are hidden otherwise. So it is
     that of a column in which none is: the outermost cells count as rows, and gaps that are
@@ -352,7 +357,11 @@ def _hide_each_other(
     every = np.concatenate([numbers, shared])
     every_rows = np.concatenate([rows, np.full(len(shared), least)])
     levels = 2 * float(high - low) / _unit_of_most(every, every_rows, least)
-    levels = min(levels, _levels_of(len(inner), len(numbers)))
+    listed, repeated = _levels_of(len(inner), len(numbers)), len(inner) - len(numbers)
+    if listed + len(shared) < _SHORT_LIST:
+        levels = min(levels, listed)
+    elif repeated:
+        levels = min(levels, count**2 / (2 * repeated))
     levels, count = max(levels, 1.0), count - (least - 1)
     each = least * levels / count
     columns = math.lgamma(each + least) - math.lgamma(each) - math.lgamma(least + 1)

@@ -1,5 +1,7 @@
 """A client whose own files are damaged says so in a line, and goes on."""
 
+import contextlib
+
 import pytest
 
 from fedtailor.remote.client.account import ACCOUNT
@@ -27,6 +29,19 @@ def told(tmp_path_factory):
     return clients, [body for name, body in clients.tap.requests if name == "a"]
 
 
+@contextlib.contextmanager
+def replaced(path, damaged):
+    """A file with another content, or without one (None), until the end of the block."""
+    content = path.read_bytes()
+    path.unlink()
+    if damaged is not None:
+        path.write_bytes(damaged)
+    try:
+        yield
+    finally:
+        path.write_bytes(content)
+
+
 def answers_of(client, bodies):
     """The refusals of some requests, which are None where one is answered."""
     return [decode_reply(client(body)).refusal for body in bodies]
@@ -46,19 +61,16 @@ def answers_of(client, bodies):
 def test_a_damaged_file_is_named_in_a_line(told, name, damage):
     clients, bodies = told
     path = clients.store("a").directory / name
-    content = path.read_bytes()
-    path.write_bytes(DAMAGES[damage])
     clients.logs["a"].clear()
     try:
-        refusals = answers_of(clients.client("a"), bodies)
+        with replaced(path, DAMAGES[damage]):
+            refusals = answers_of(clients.client("a"), bodies)
     except ValueError as error:
         assert str(path) in str(error) and "\n" not in str(error)
     else:
         assert Refusal.FAILED not in refusals
         assert Refusal.NO_STATE in refusals or Refusal.UNSAFE_SUM in refusals
         assert not any("Traceback" in line for line in clients.logs["a"])
-    finally:
-        path.write_bytes(content)
 
 
 @pytest.mark.parametrize("left", [None, b""])
@@ -66,15 +78,9 @@ def test_a_client_whose_account_is_lost_does_not_start(told, left):
     """It would answer every round of its job again, and count no epsilon of before."""
     clients, _ = told
     path = clients.store("a").client_directory / ACCOUNT
-    content = path.read_bytes()
-    path.unlink()
-    if left is not None:
-        path.write_bytes(left)
-    try:
-        with pytest.raises(ValueError, match=r"account\.jsonl is lost or damaged: it"):
-            clients.client("a")
-    finally:
-        path.write_bytes(content)
+    said = r"account\.jsonl is lost or damaged: it"
+    with replaced(path, left), pytest.raises(ValueError, match=said):
+        clients.client("a")
     clients.client("a")
 
 
@@ -82,12 +88,8 @@ def test_a_client_whose_sums_are_lost_adds_none(told):
     """It would forget which sums were added up, and add others to them."""
     clients, bodies = told
     path = clients.store("a").directory / SUMS_FILE
-    content = path.read_bytes()
-    path.unlink()
     clients.logs["a"].clear()
-    try:
+    with replaced(path, None):
         refusals = answers_of(clients.client("a"), bodies)
-    finally:
-        path.write_bytes(content)
     assert Refusal.NO_STATE in refusals and Refusal.FAILED not in refusals
     assert "sums.json is lost" in clients.logs["a"][0]

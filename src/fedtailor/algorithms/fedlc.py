@@ -10,6 +10,7 @@ from fedtailor._base.choice import require
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.helpers.class_means import (
     ABSENT,
+    WHY_SUMS_SHOW_CLIENTS,
     class_counts,
     number_of_classes,
 )
@@ -98,10 +99,7 @@ class FedLC(FedAvg):
 
     @property
     def sums_show_clients(self) -> str:
-        return (
-            "a client that has rows of one class only changes nothing, so that a sum of models can"
-            " be what one client changed"
-        )
+        return WHY_SUMS_SHOW_CLIENTS
 
     def _margins(
         self, theta: Float[Array, " d"], local: LocalTrainer

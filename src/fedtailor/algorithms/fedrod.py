@@ -10,6 +10,7 @@ from fedtailor._base.choice import require
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.helpers.class_means import (
     ABSENT,
+    WHY_SUMS_SHOW_CLIENTS,
     class_counts,
     number_of_classes,
 )
@@ -178,12 +179,7 @@ class FedRoD(FedAvg):
 
     @property
     def sums_show_clients(self) -> str:
-        if is_off(self.gamma):
-            return ""
-        return (
-            "a client that has rows of one class only changes nothing, so that a sum of models can"
-            " be what one client changed: set gamma = 0"
-        )
+        return "" if is_off(self.gamma) else f"{WHY_SUMS_SHOW_CLIENTS}: set gamma = 0"
 
     def _log_prior(
         self, theta: Float[Array, " d"], local: LocalTrainer

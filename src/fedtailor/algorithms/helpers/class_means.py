@@ -34,6 +34,12 @@ ABSENT = -1e30
 The probability of the class is then 0, and it contributes no gradient.
 """
 
+WHY_SUMS_SHOW_CLIENTS = (
+    "a client that has rows of one class only changes nothing, so that a sum of models can be"
+    " what one client changed"
+)
+"""`Algorithm.sums_show_clients` of a method that adds `ABSENT`."""
+
 
 def require_classes(model: ModelParts, needed_for: str) -> None:
     """Require that a model has classes.

@@ -248,23 +248,9 @@ def _tells_of_few(rows: Int64[NDArray, " names"], empty: int, least: int) -> boo
 def _shown_numbers(values: pl.Series, least: int) -> pl.Series:
     if least == 1:
         return values
-    gaps = values.is_null().arg_true()
-    few = len(gaps) if len(gaps) < least else 0
-    # Before gaps are filled: with fillers, few rows of a number would be as many as it takes.
-    values = _without_rare(values, least, few)
+    values = _without_rare(values, least)
     _, rows = counts_of(values)
-    if few and (rows < least).any():
-        fill = pl.Series(_nearest_to_mean(values, few), dtype=values.dtype)
-        values = values.clone().scatter(gaps, fill)
-        _, rows = counts_of(values)
     return _without_exactly_few(values, least) if (rows >= least).all() else values
-
-
-def _nearest_to_mean(values: pl.Series, count: int) -> NDArray[Any]:
-    """So many cells nearest to the mean, which few gaps become."""
-    present = np.sort(values.drop_nulls().to_numpy())
-    distance = np.abs(present - present.mean())
-    return present[np.argsort(distance, kind="stable")[:count]]
 
 
 def _without_exactly_few(values: pl.Series, least: int) -> pl.Series:
@@ -285,24 +271,27 @@ def _without_exactly_few(values: pl.Series, least: int) -> pl.Series:
     return values.replace(moved) if moved else values
 
 
-def _without_rare(values: pl.Series, least: int, gaps: int) -> pl.Series:
-    """Numbers without those that few rows share, unless these hide each other.
+def _without_rare(values: pl.Series, least: int) -> pl.Series:
+    """Numbers without those that few rows share, unless these hide each other. A few gaps are
+    then filled by the cells nearest to the mean.
 
     Args:
         values: the cells, with null for missing ones.
         least: see `shown`.
-        gaps: how many of these are few gaps.
     """
+    # Before gaps are filled: with fillers, few rows of a number would be as many as it takes.
     numbers, rows = counts_of(values)
     is_shared = rows >= least
     if is_shared.all():
         return values
     inside, inner = _without_outermost(values, least)
     if len(inner):
-        fill = _nearest_to_mean(inside, gaps)
+        fill = _fill_of(inside, least)
         filled = int(np.count_nonzero(~np.isin(fill, numbers[is_shared])))
         if _hide_each_other(inner, numbers[is_shared], least, filled):
-            return inside
+            gaps = inside.is_null().arg_true()
+            cells = pl.Series(fill, dtype=inside.dtype)
+            return inside.clone().scatter(gaps, cells) if len(fill) else inside
     present = values.drop_nulls().to_numpy().copy()
     few = np.flatnonzero(~np.isin(present, numbers[is_shared]))
     most = len(present) // 2 if np.count_nonzero(is_shared) > 1 else least - 1
@@ -313,6 +302,17 @@ def _without_rare(values: pl.Series, least: int, gaps: int) -> pl.Series:
     middles = nearest[:-1] / 2 + nearest[1:] / 2
     present[few] = nearest[np.searchsorted(middles, present[few])]
     return _with_numbers(values, present)
+
+
+def _fill_of(values: pl.Series, least: int) -> NDArray[Any]:
+    """The cells nearest to the mean, one for each gap, if gaps are few."""
+    present = values.drop_nulls().to_numpy()
+    gaps = values.null_count()
+    if not 0 < gaps < least:
+        return present[:0]
+    present = np.sort(present)
+    distance = np.abs(present - present.mean())
+    return present[np.argsort(distance, kind="stable")[:gaps]]
 
 
 def _hide_each_other(

@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationErr
 from fedtailor._base.choice import require
 from fedtailor._base.digests import DIGEST_KEY, has_valid_digest, with_digest
 from fedtailor._base.documentation import see
-from fedtailor._base.files import create_secret, reason
+from fedtailor._base.files import reason
 from fedtailor.aggregation.accounting.privacy import (
     composed_epsilon,
     composed_sgd_epsilon,
@@ -252,7 +252,7 @@ class ClientAccount:
             append(file, line.encode(), durable=bool(releases) or is_first)
             self._read_new(file)
             if is_first:
-                create_secret(self._begun, b"")
+                self._begun.touch(mode=0o600)
         if releases:
             self._log.warning(f"round {request.round + 1}: {self._describe_epsilons()}")
 

@@ -28,7 +28,7 @@ from fedtailor.data.tables.delimited import MISSING_WORDS
 from fedtailor.data.tables.kinds import Kind
 from fedtailor.data.tables.options import Hazard
 from fedtailor.data.tables.windows import Windowing
-from fedtailor.engine.client.private_steps import accounted_settings
+from fedtailor.engine.client.private_steps import accounted_settings, private_settings
 from fedtailor.engine.training import (
     MOST_ROUNDS,
     AsynchronousServer,
@@ -48,7 +48,6 @@ from fedtailor.models.tasks.survival import outcome_names
 from fedtailor.protocol import Algorithm
 from fedtailor.protocol.document import Document, read_document
 from fedtailor.protocol.plain import ConfigError, check_choice_at, configured, parse
-from fedtailor.protocol.sgd import sgds_of
 from fedtailor.remote.job.installed_code import check_code
 from fedtailor.remote.wire.waits import check_wait
 from fedtailor.statistics.boosting import BoostingSettings
@@ -436,8 +435,7 @@ def _job(document: Document) -> Job:
             " hazard out",
         )
         require(
-            schema.hazard != "cox"
-            or all(it.dp_noise is None for it in sgds_of(spec.algorithm)),
+            schema.hazard != "cox" or not private_settings(spec.algorithm),
             "private steps clip the gradient of each row, which Cox's likelihood has none of;"
             " leave hazard out",
         )

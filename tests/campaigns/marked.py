@@ -117,7 +117,7 @@ _KINDS = {
     "trees-numbers": ("value", "", _LISTED, _FEDAVG, _BOOSTING),
     "trees-pooled": (
         "label",
-        f'preprocessing = "federated"\n{_CLASSES}',
+        f'preprocessing = "job"\n{_CLASSES}',
         _LISTED,
         _FEDAVG,
         _BOOSTING,

@@ -156,7 +156,7 @@ def _schema(kinds: dict[str, Kind], **others: Any) -> Schema:
         classes=None,
         columns=dict.fromkeys(kinds),
         kinds=kinds,
-        federated=True,
+        preprocessing="federated",
         **others,
     )
 

@@ -267,3 +267,17 @@ def test_the_lstm_refuses_numbers_that_are_no_ids():
     model = models.lstm(10).bind((5,), 2)
     with pytest.raises(ValueError, match="token ids"):
         model.logits(model.params(model.init(KEY)), jnp.zeros((1, 5)))
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("gru", {"layers": 10**9}),
+        ("resnet", {"depth": 6 * 10**11 + 2}),
+        ("mlp", {"hidden": [8] * 20_000}),
+    ],
+)
+def test_a_network_of_a_million_layers_is_not_built(name, settings):
+    """It took all memory, by one number of a job or of a folder of somebody else's."""
+    with pytest.raises(ValueError, match="it must be from 1 to 1000"):
+        getattr(models, name)(**settings)

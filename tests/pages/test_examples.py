@@ -22,7 +22,7 @@ TOLERANCE = 0.08
 a test row is a few hundredths of a small client.
 """
 PROCESSES = {"five_processes", "own_service"}
-LONG = PROCESSES | {
+LONG = {
     *("hospitals", "private_training", "pytorch_cnn", "shakespeare_lstm"),
     *("shakespeare_transformer", "wearables"),
 }

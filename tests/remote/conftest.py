@@ -37,3 +37,9 @@ def client_lines():
     heard = []
     Lines(heard.append).listen(CLIENTS)
     return heard
+
+
+@pytest.fixture
+def exact_sums(monkeypatch):
+    """Sums behind masks without noise, so that all else can be compared to the bit."""
+    monkeypatch.setattr("fedtailor.remote.sums.client.NOISE_STEPS", 0.0)

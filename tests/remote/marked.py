@@ -51,6 +51,18 @@ minimum = 3
 [privacy]
 {privacy}
 """
+SUMMED_JOB = JOB
+"""Behind masks no client tells anything of its columns."""
+for told, said in (
+    ('preprocessing = "federated"', 'preprocessing = "job"'),
+    ('target = "cost"', 'target = "cost"\nscale = {{ mean = 4500, sd = 2500 }}'),
+    ('age = "number"', "age = {{ mean = 55, sd = 20 }}"),
+    ('dose = "number"', "dose = {{ mean = 10, sd = 8 }}"),
+    ('ward = "category"\n', ""),
+    ('seen = "date"', "seen = {{ mean = 1925-06-01, sd = 5000 }}"),
+):
+    assert told in SUMMED_JOB
+    SUMMED_JOB = SUMMED_JOB.replace(told, said)
 METHODS = {
     "fedavg": 'use = "fedavg"',
     "ditto": 'use = "ditto"',
@@ -134,14 +146,17 @@ class MarkedClients:
         method: key of `METHODS`.
         privacy: lines of the job's table [privacy].
         rows: rows of each table.
-        job: text of the job.
+        job: text of the job; by default one with federated preprocessing, if what clients
+            send is not summed.
 
     Attributes:
         marks: what must not leave.
         logs: the lines that each client logs.
     """
 
-    def __init__(self, directory, method="fedavg", privacy="", rows=60, job=JOB):
+    def __init__(self, directory, method="fedavg", privacy="", rows=60, job=None):
+        if job is None:
+            job = SUMMED_JOB if "secure" in privacy else JOB
         self.directory = directory / "Qzdirectory"
         self.directory.mkdir()
         self.marks, self.logs = Marks(), {name: [] for name in NAMES}

@@ -33,7 +33,7 @@ SCHEMA = Schema(
         "free": "category",
         "listed": "category",
     },
-    federated=True,
+    preprocessing="federated",
 )
 rows = st.integers(0, 20)
 

@@ -186,7 +186,8 @@ def kit(tmp_path):
 
     make_federation(tmp_path / "wards", ["north", "south"], address="127.0.0.1:9092")
     kit = tmp_path / "wards" / "kits" / "north"
-    (kit / "job.toml").write_bytes((tmp_path / "wards" / "job.toml").read_bytes())
+    job = (tmp_path / "wards" / "job.toml").read_text()
+    (kit / "job.toml").write_text(job.replace("evaluate = false", "evaluate = true"))
     return kit
 
 

@@ -61,7 +61,7 @@ from fedtailor.statistics.boosting import (
     save_progress,
 )
 from remote.jobs import NAMES, Clients
-from remote.marked import JOB, SEEN, MarkedClients
+from remote.marked import SEEN, MarkedClients
 from remote.taps import Tap
 
 INPUTS = 3  # age, and one for each ward
@@ -495,14 +495,9 @@ def test_clients_that_are_asked_different_questions_give_no_sum(tmp_path):
         clients.boost(Favouring(clients.responders), patience=0.0)
 
 
-def table_clients(directory, **options):
+def table_clients(directory):
     """Clients with tables that are boosted, whose categories are all listed."""
-    return MarkedClients(
-        directory,
-        privacy=REST.partition("[privacy]")[2],
-        job=JOB.replace('ward = "category"\n', ""),
-        **options,
-    )
+    return MarkedClients(directory, privacy=REST.partition("[privacy]")[2])
 
 
 def test_clients_that_boost_tell_nothing_of_their_columns(tmp_path):
@@ -510,7 +505,7 @@ def test_clients_that_boost_tell_nothing_of_their_columns(tmp_path):
     clients = table_clients(tmp_path)
     assert agree_on_preprocessing(clients.job, clients.tap, SEEN, 60)
     assert not clients.tap.sent
-    pooled = as_array(Statistics.unscaled(clients.job.schema))
+    pooled = as_array(Statistics.of_job(clients.job.schema))
     for task, settings, arrays in (
         (STATISTICS, {}, {}),
         (AGREED, {}, {STATISTICS: pooled}),
@@ -605,11 +600,6 @@ def test_the_loss_of_few_clients_is_not_asked_for(tmp_path):
         rows[name][1] = 0
     with pytest.raises(ValueError, match="2 clients have validation rows"):
         boost_clients(clients.job, Tap(clients.responders), rows, tmp_path / "boosted")
-
-
-def test_all_categories_of_a_job_that_boosts_are_listed(tmp_path):
-    with pytest.raises(ValueError, match="needs the categories of 'ward'"):
-        MarkedClients(tmp_path, privacy=REST.partition("[privacy]")[2])
 
 
 def test_the_same_questions_with_a_row_less_are_not_answered(tmp_path, lines):

@@ -239,6 +239,30 @@ def test_a_node_is_a_client_if_it_has_its_key(tmp_path, capsys):
     assert transport.online() == {"a": "7 2"}
 
 
+def test_a_node_whose_challenge_is_lost_is_asked_again(tmp_path, capsys):
+    """Before, it was taken for a stranger for good."""
+    node = Node(tmp_path / "wards", OPEN)
+    certificates = read_certificates(node.directory.parent.parent / COORDINATOR)
+    grid = Grid({7: node.values})
+    transport = flower_app.FlowerTransport(grid, certificates)
+    grid.fails = {7}  # its process is ended meanwhile
+    assert transport.online() == {} and list(transport.receive()) == []
+    grid.fails = set()
+    assert transport.online() == {} and list(transport.receive()) == []
+    assert transport.online() == {"a": "7 0"}
+    # A second node of the client comes and goes: the first one is asked.
+    grid.nodes[8] = node.values
+    transport.online()
+    assert list(transport.receive()) == []
+    assert transport.online() == {"a": "8 0"}
+    del grid.nodes[8]
+    assert transport.online() == {"a": "7 0"}
+    request = Request(node.kit.job.identity, 0, 0, "hello", "a")
+    transport.send("a", encode_request(request))
+    assert [name for name, _ in transport.receive()] == ["a"]
+    assert "has the key of no client" not in capsys.readouterr().out
+
+
 @pytest.mark.slow
 def test_over_a_grid_of_nodes_a_job_gives_the_models_of_the_simulation(tmp_path):
     node = Node(tmp_path / "wards", OPEN, rounds=2)

@@ -47,7 +47,7 @@ SCHEMA = Schema(
     classes=None,
     columns=dict.fromkeys(KINDS),
     kinds=KINDS,
-    federated=True,
+    preprocessing="federated",
 )
 NUMBERS = ("lab", "age", "cost")
 MEASURED = next(it for it in PROMISES if "losses and" in it.what)
@@ -353,7 +353,7 @@ TIMED = Schema(
     classes=None,
     columns=dict.fromkeys(("lab", "age")),
     kinds={"lab": "number", "age": "number"},
-    federated=True,
+    preprocessing="federated",
     event="died",
     intervals=(1.0, 2.0, 4.0, 8.0),
 )

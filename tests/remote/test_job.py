@@ -110,20 +110,21 @@ def test_hyperparameters_are_read(tmp_path):
         ),
         ("rounds = 50", "", "line 26: rounds is missing in [training]"),
         (
-            'age = "number"',
+            "age = { mean = 50, sd = 20 }",
             'age = "numbr"',
             (
                 'line 15: age is \'numbr\'; a column is "number", "category",'
-                ' "boolean", "date", or a list of categories'
+                ' "boolean", "date", a list of categories, or'
+                " { mean = ..., sd = ... } of numbers"
             ),
         ),
         (
-            'age = "number"',
+            "age = { mean = 50, sd = 20 }",
             'age = ["x"]',
             "line 15: age has the categories ['x']; it needs two or more, each once",
         ),
         (
-            'age = "number"',
+            "age = { mean = 50, sd = 20 }",
             'label = "number"',
             "line 15: 'label' is the target; it cannot be an input",
         ),
@@ -295,7 +296,7 @@ def test_the_identity_is_what_a_client_agrees_to(tmp_path):
         ('"wards"', '"other"'),
     ):
         assert job_of(tmp_path, (old, new)).identity == first
-    age, ward = 'age = "number"\n', 'ward = ["surgery", "medicine"]\n'
+    age, ward = "age = { mean = 50, sd = 20 }\n", 'ward = ["surgery", "medicine"]\n'
     for old, new in (
         ("lr = 0.05", "lr = 0.06"),
         ("hidden = 32", "hidden = 33"),

@@ -1,5 +1,7 @@
 """`federation init --data`: a job's columns from a table."""
 
+from datetime import date
+
 import polars as pl
 import pytest
 
@@ -17,7 +19,7 @@ def table(directory, **columns):
         {
             "patient": [f"p{row:03}" for row in range(ROWS)],
             "age": [20.5 + row for row in range(ROWS)],
-            "ward": ["surgery", "medicine", None, "eyes"] * 10,
+            "ward": [*["surgery", "medicine", None, "eyes"] * 9, *["teeth"] * 4],
             "came on": [f"2024-01-{1 + row % 28:02}" for row in range(ROWS)],
             "fever": ["true", "false"] * 20,
             'a "b" = c': [(row * 7) % 11 for row in range(ROWS)],
@@ -46,18 +48,34 @@ def test_columns_are_those_of_the_table(tmp_path):
         "fever": "boolean",
         'a "b" = c': "number",
     }
-    assert len(notes) == 2
-    assert notes[0].startswith("'patient' is left out") and "'same'" in notes[1]
-    # No cell but the labels is in the file.
+    said, patient, same, rare = notes
+    assert said.startswith("means and deviations, to two digits, and categories are")
+    assert patient.startswith("'patient' is left out") and "'same'" in same
+    assert rare.startswith("1 categories of 'ward' are not listed: fewer than 5 rows")
+    # To two digits of the deviation: the mean of ages is 40.
+    assert schema.scales["age"] == (40, 12)
+    days = schema.scales["came on"][0] - (date(2024, 1, 1) - date(1970, 1, 1)).days
+    assert 10 <= days <= 13
+    assert schema.columns["ward"] == ("eyes", "medicine", "surgery")
+    # No cell of few rows is in the file.
     text = (tmp_path / "job.toml").read_text()
-    for cell in ("surgery", "medicine", "p001", "2024", "20.5"):
+    for cell in ("teeth", "p001", "20.5"):
         assert cell not in text
+
+
+def test_columns_of_few_rows_are_left_out(tmp_path):
+    few = [1.5, 2.5, 3.5, 4.5, *[None] * (ROWS - 4)]
+    rare = ["one", "two", "three", "four"] + ["five"] * (ROWS - 4)
+    columns, notes = columns_of(table(tmp_path, few=few, rare=rare), "outcome")
+    assert not {"few", "rare"} & set(columns.inputs)
+    assert sum("left out: fewer than" in note for note in notes) == 2
 
 
 def test_a_number_to_predict_has_no_classes(tmp_path):
     columns, _ = columns_of(table(tmp_path), "age")
     schema = read_back(tmp_path, columns).schema
     assert schema.classes is None and "outcome" in schema.columns
+    assert schema.scales["age"] == (40, 12)
 
 
 @pytest.mark.parametrize(
@@ -74,12 +92,9 @@ def test_a_table_that_does_not_fit_is_said_in_a_line(target, columns, said, tmp_
 
 
 @pytest.mark.parametrize("has_table", [False, True])
-def test_clients_need_to_agree_with_statistics_only(has_table, tmp_path):
+def test_clients_take_part_by_the_default_policy(has_table, tmp_path):
     columns = columns_of(table(tmp_path), "outcome")[0] if has_table else EXAMPLE
-    job = read_back(tmp_path, columns)
-    (reason,) = Policy().reasons_against(job)
-    assert "federated_statistics" in reason
-    Policy(federated_statistics=True).check_job(job)
+    Policy().check_job(read_back(tmp_path, columns))
 
 
 def test_without_a_table_there_is_an_example(tmp_path):
@@ -97,6 +112,7 @@ def test_the_table_of_which_a_job_is_made_fits_it(tmp_path):
         "outcome": ["True", "False"] * 20,
         "grade": ["1.0", "2.0", "1.5", ""] * 10,
         "sign": ["+1", "-1"] * 20,
+        "ward": ["surgery", "medicine"] * 20,
     }
     path = table(tmp_path, **cells)
     columns, _ = columns_of(path, "outcome")

@@ -150,13 +150,9 @@ def test_init_says_what_the_clients_have_to_agree_with(tmp_path, capsys):
     said = capsys.readouterr().out
     # Secure sums, which clients insist on, are in the template.
     assert "secure_aggregation_only" not in said
-    assert "federated_statistics is false" in said
     assert "3 clients or more, and 2 have a kit" in said
     assert main([*start, "west"]) == 0
     assert "have a kit" not in capsys.readouterr().out
-    job = (new / "job.toml").read_text().replace('"federated"', '"none"')
-    (new / "job.toml").write_text(job)
-    assert main([*start, "east"]) == 0
     assert "Note" not in capsys.readouterr().out
 
 

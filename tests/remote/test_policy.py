@@ -100,7 +100,11 @@ def test_without_a_file_the_defaults_are_safe(tmp_path):
             {"method": UCFL, "privacy": SECURE + '\nprobe = "open"'},
             "would answer a probe openly",
         ),
-        (Policy(), {"preprocessing": "federated"}, "federated_statistics is false"),
+        (
+            Policy(secure_aggregation_only=False),
+            {"privacy": "", "preprocessing": "federated"},
+            "federated_statistics is false",
+        ),
         (
             Policy(),
             {"evaluate": "true"},
@@ -132,7 +136,11 @@ def test_all_reasons_are_said_at_once(tmp_path):
     ("policy", "job"),
     [
         (Policy(secure_aggregation_only=False), {"privacy": ""}),
-        (Policy(federated_statistics=True), {"preprocessing": "federated"}),
+        (
+            Policy(secure_aggregation_only=False, federated_statistics=True),
+            {"privacy": "", "preprocessing": "federated"},
+        ),
+        (Policy(), {"preprocessing": "job"}),
         (
             Policy(measurements=True, secure_aggregation_only=False),
             {"evaluate": "true"},

@@ -96,7 +96,7 @@ address = "127.0.0.1:9092"
 target = "days"
 event = "died"
 intervals = [10, 20]
-preprocessing = "federated"
+preprocessing = "job"
 [data.columns]
 age = "number"
 ward = ["surgery", "medicine"]
@@ -351,7 +351,7 @@ def test_rows_with_missing_cells_are_left_out_and_counted(tmp_path):
     directory = tmp_path / "job"
     clients = Fitted(directory)
     text = clients.path.read_text().replace(
-        "test = 0.25", 'test = 0.25\npreprocessing = "federated"'
+        "test = 0.25", 'test = 0.25\npreprocessing = "job"'
     )
     clients.path.write_text(text)
     job = read_job(clients.path)
@@ -378,11 +378,6 @@ def test_rows_with_missing_cells_are_left_out_and_counted(tmp_path):
         ('"logistic"\n', '"logistic"\nintercept = "random"\n', "intercept"),
         ('"logistic"\n', '"logistic"\nerrors = "CR1"\n', "errors"),
         ('"logistic"\n', '"logistic"\n[boosting]\ntrees = 3\n', "make two jobs"),
-        (
-            'ward = ["surgery", "medicine"]',
-            'ward = "category"',
-            "needs the categories of 'ward'",
-        ),
     ],
 )
 def test_what_a_job_cannot_fit_is_told(tmp_path, old, new, problem):
@@ -390,8 +385,6 @@ def test_what_a_job_cannot_fit_is_told(tmp_path, old, new, problem):
     head, _, tail = clients.path.read_text().rpartition("[regression]")
     text = head + "[regression]" + tail.replace(old, new)
     text = text if old in tail else text.replace(old, new)
-    if "category" in new:
-        text = text.replace("test = 0.25", 'test = 0.25\npreprocessing = "federated"')
     clients.path.write_text(text)
     with pytest.raises(ValueError, match=problem):
         read_job(clients.path)

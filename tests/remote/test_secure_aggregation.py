@@ -39,6 +39,8 @@ from remote.federations import Remote
 from remote.test_executor import assert_close, simulated
 from remote.test_job import job_of
 
+pytestmark = pytest.mark.usefixtures("exact_sums")
+
 STREAMS = UCFL(sgd=PLAIN, streams=2, warm=0)
 ROUNDS = 2
 # half a step of each of four clients, and a rounding of the sum to float32, in each

@@ -14,7 +14,13 @@ pytest.importorskip(
 )
 pytest.importorskip("Crypto", reason="secure sums need PyCryptodome (extra federation)")
 
-from fedtailor.aggregation.secure_sums import MAX_SHARE, FixedPoint, SecureSums, add_up
+from fedtailor.aggregation.secure_sums import (
+    MAX_SHARE,
+    NOISE_STEPS,
+    FixedPoint,
+    SecureSums,
+    add_up,
+)
 from fedtailor.aggregation.sum_shares import (
     ReleasedSums,
     SumHistory,
@@ -41,6 +47,8 @@ from fedtailor.remote.wire.secure_sums import (
 from fedtailor.remote.wire.transport import TooFewClients
 from fedtailor.statistics.grid import WORDS, counts_in_words, from_grid
 from remote.identification import jacobian, projection
+
+pytestmark = pytest.mark.usefixtures("exact_sums")
 
 SETTINGS = SecureSums()
 NAMES = ("a", "b", "c", "d", "e")
@@ -539,6 +547,46 @@ def test_of_many_clients_some_may_be_lost_before_they_are_neighbours(monkeypatch
     sums, _ = circle.run(weights, neighbours=4)
     step = FixedPoint(64.0).step
     np.testing.assert_allclose(sums, circle.plain(weights, LEFT_OUT), atol=12 * step)
+
+
+def test_noise_hides_of_which_parts_a_sum_is(monkeypatch):
+    """Each client's part is rounded, so that of its few possible values only one may add up to
+    what was opened: without noise all counts of all clients follow from that.
+    """
+    names, sizes = ("a", "b", "c"), np.array([31, 83, 57])
+    point, rng = FixedPoint(SETTINGS.range), np.random.default_rng(0)
+    weights = sizes / sizes.sum()
+    shares = {  # of rows with some property, at each client
+        name: rng.integers(0, 5, SIZE).astype(np.float32) * np.float32(1 / size)
+        for name, size in zip(names, sizes, strict=True)
+    }
+    parts = [
+        np.rint(shares[name].astype(np.float64) * weight / point.step)
+        for name, weight in zip(names, weights, strict=True)
+    ]
+    found = {}
+    for deviation in (0.0, NOISE_STEPS):
+        monkeypatch.setattr(sum_client, "NOISE_STEPS", deviation)
+        circle = Circle(names)
+        circle.vectors = shares
+        circle.begin(0)
+        opened = np.rint(circle.run([weights])[0][0] / point.step)
+        errors = opened - sum(parts)
+        assert np.abs(errors).max() <= 6 * deviation + 1e-3
+        found[deviation] = np.abs(errors) < 0.5
+    assert found[0.0].all() and found[NOISE_STEPS].mean() < 0.1
+    # It is drawn anew for each sum, and as large for many clients as for few.
+    many = tuple(f"client {number}" for number in range(12))
+    for of in (names, many):
+        circle = Circle(of, SecureSums(scope="round"))
+        weights, errors = np.full((1, len(of)), 1 / len(of)), []
+        for round in range(10):
+            circle.begin(round)
+            errors.append(circle.run(weights)[0][0] - circle.plain(weights)[0])
+        steps = np.array(errors) / point.step
+        assert not np.array_equal(steps[0], steps[1])
+        assert 0.9 * NOISE_STEPS < steps.std() < 1.1 * NOISE_STEPS
+        assert abs(steps.mean()) < NOISE_STEPS / 5
 
 
 # clients and coordinators that lie

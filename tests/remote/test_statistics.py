@@ -37,7 +37,6 @@ from fedtailor.remote.service import (
     Connection,
     Greeter,
     agree_on_preprocessing,
-    wait_for_clients,
 )
 from fedtailor.remote.wire.messages import (
     Reply,
@@ -50,10 +49,7 @@ from fedtailor.remote.wire.messages import (
 from fedtailor.remote.wire.refusals import Refusal
 from fedtailor.remote.wire.request_kind import AGREED, DESCRIBE, HELLO, STATISTICS
 from fedtailor.remote.wire.run_log import Lines, client_log
-from fedtailor.remote.wire.secure_sums import UNMASK
 from fedtailor.remote.wire.transport import LoopbackTransport, Responder, TooFewClients
-from remote.marked import SEEN, MarkedClients
-from remote.taps import TellingOthers
 
 JOB = """[coordinator]
 address = "127.0.0.1:9092"
@@ -787,19 +783,3 @@ def test_sums_of_other_rows_than_a_client_has_are_refused_with_its_name(clients)
         ValueError, match=r"^client b: its sums of '\w+' are of \d+ tra"
     ):
         agree_on_preprocessing(clients.job, transport, rows, wait=60)
-
-
-def test_clients_that_prepare_their_tables_otherwise_give_no_sum(tmp_path):
-    """All others were sent pooled sums beside which their cells are nearly alike: what they
-    add would be known, and what is left is that of the one that was sent the true ones.
-    """
-    clients = MarkedClients(tmp_path, privacy="secure_aggregation = true", rows=40)
-    rows = wait_for_clients(Connection(clients.job, SEEN, clients.tap), wait=60)
-    responders = {it: clients.client(it) for it in SEEN}
-    tap = TellingOthers(responders, clients.job.schema, SEEN[0])
-    statistics = agree_on_preprocessing(clients.job, tap, SEEN, 60)
-    folder = tmp_path / "run"
-    with pytest.raises(TooFewClients, match="clients are left for a secure sum"):
-        coordinate(clients.job, tap, rows, folder, statistics=statistics, patience=0.0)
-    replies = [decode_reply(body) for _, body in tap.sent]
-    assert {it.task for it in replies if it.refusal} == {UNMASK}

@@ -58,7 +58,20 @@ those of each round by itself.
 
 
 _HEADROOM = 2.0**20
-"""Steps reserved for rounding errors, which are at most half a step for each client."""
+"""Steps reserved for rounding errors, which are at most half a step for each client, and
+for noise.
+"""
+
+NOISE_STEPS = 2.0**8
+"""Standard deviation, in steps, of the noise that all clients together add to each number
+of a sum over machines.
+
+A client's part is a model in single precision, times its weight, rounded. Where it can be one
+of few known models, which of all clients' add up to exactly this sum was a test of them in
+each number of each round: all counts of all clients followed. Noise of some hundred roundings
+hides these. (That of the same sums as real numbers it does not hide, see the page
+on secure aggregation.)
+"""
 
 
 @dataclass(frozen=True)
@@ -269,10 +282,19 @@ class FixedPoint:
             f"{self.range:g}; raise sum_range of the job's [privacy]",
         )
 
-    def encode(self, values: Float[np.ndarray, "..."]) -> UInt32[np.ndarray, "..."]:
-        """Encode numbers within the range as multiples of the step, modulo 2^32."""
-        steps = np.rint(values.astype(np.float64) / self.step).astype(np.int64)
-        return steps.astype(np.uint32)
+    def encode(
+        self,
+        values: Float[np.ndarray, "..."],
+        noise: Float[np.ndarray, "..."] | float = 0,
+    ) -> UInt32[np.ndarray, "..."]:
+        """Encode numbers within the range as multiples of the step, modulo 2^32.
+
+        Args:
+            values: the numbers.
+            noise: what is added to them, in steps.
+        """
+        steps = np.rint(values.astype(np.float64) / self.step + noise)
+        return steps.astype(np.int64).astype(np.uint32)
 
     def decode(self, steps: UInt32[np.ndarray, "..."]) -> NDArray[np.float64]:
         """Decode encoded numbers, or the sum of encoded numbers."""

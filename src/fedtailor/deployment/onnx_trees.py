@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtailor._base.choice import require
 from fedtailor.deployment.onnx_layers import Graph
 from fedtailor.deployment.onnx_table import ML_DOMAIN
 from fedtailor.models.boosted_trees import TREE_ARRAYS, BoostedTrees
@@ -59,12 +60,21 @@ def _add_tree(
     number: int,
     score: int,
 ) -> None:
-    """Add the nodes of one tree that a row can get to."""
+    """Add the nodes of one tree that a row can get to.
+
+    Raises:
+        ValueError: it is no tree: a node does not come after the one that asks.
+    """
     waiting = [0]
     while waiting:
         node = waiting.pop()
         is_leaf = tree["input"][node] < 0
-        left, right = int(tree["left"][node]), int(tree["right"][node])
+        children = tree["left"][node], tree["right"][node]
+        require(
+            bool(is_leaf) or all(node < it < len(tree["input"]) for it in children),
+            "the trees are damaged: a node of one is not below the node that leads to it",
+        )
+        left, right = map(int, children)
         values = (
             number,
             node,

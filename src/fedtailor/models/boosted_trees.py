@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from fedtailor._base.choice import require
 from fedtailor.models.architecture import Architecture, Network
 
 TREE_ARRAYS = ("input", "threshold", "left", "right", "value")
@@ -40,6 +41,13 @@ class BoostedTrees(Architecture):
     nodes: int
     depth: int
     is_logit: bool = False
+
+    def __post_init__(self) -> None:
+        # Each question takes a row to another node.
+        require(
+            0 <= self.depth <= self.nodes,
+            f"trees of {self.nodes} nodes are not {self.depth} questions deep",
+        )
 
     def build(self, input_shape: tuple[int, ...], outputs: int, key: Array) -> Network:
         if len(input_shape) != 1 or outputs != self.scores + self.is_logit:

@@ -15,6 +15,7 @@ import numpy as np
 from jax.extend.random import threefry2x32_p
 from jaxtyping import Array, Float, Int, Shaped
 
+from fedtailor._base.choice import require
 from fedtailor.models.convolution import (
     convolve,
     convolve_stride_2,
@@ -26,6 +27,24 @@ from fedtailor.models.pooling import PoolKind, convolve_windows, pool_relu, wind
 
 Layer = Callable[[Array, Array | None], Array]
 """(x, key) -> output; the key is None in evaluation mode."""
+
+
+MOST_LAYERS = 1000
+"""Of a network whose layers a setting counts. They are built one by one, also to count its
+parameters: a larger number would take all memory.
+"""
+
+
+def check_layers(setting: str, layers: int) -> None:
+    """Check that a network can be built of so many layers.
+
+    Raises:
+        ValueError: it cannot.
+    """
+    require(
+        1 <= layers <= MOST_LAYERS,
+        f"{setting} is {layers}; it must be from 1 to {MOST_LAYERS}",
+    )
 
 
 class InitStream:

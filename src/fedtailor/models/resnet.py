@@ -21,6 +21,7 @@ from fedtailor.models.layers import (
     Reshape,
     Stack,
     ToFeatureMaps,
+    check_layers,
 )
 from fedtailor.models.normalization import NormKind, StatefulLayer, norm_layer
 from fedtailor.models.registry import register
@@ -80,6 +81,9 @@ class ResNet(Layered):
     depth: int = 8
     norm: NormKind = "batch"
     image_shape: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        check_layers("depth", self.depth)
 
     def network(
         self, input_shape: tuple[int, ...], outputs: int, stream: InitStream

@@ -14,7 +14,7 @@ from fedtailor._base.choice import require_one_or_more
 from fedtailor._base.documentation import see
 from fedtailor.models.architecture import Network
 from fedtailor.models.layered import Layered, StreamArchitecture
-from fedtailor.models.layers import Dense, InitStream, Layer, Stack
+from fedtailor.models.layers import Dense, InitStream, Layer, Stack, check_layers
 from fedtailor.models.part_finder import LayerInfo
 from fedtailor.models.registry import register
 
@@ -161,6 +161,9 @@ class SeriesGRU(StreamArchitecture):
     hidden: int
     layers: int
 
+    def __post_init__(self) -> None:
+        check_layers("layers", self.layers)
+
     def network(
         self, input_shape: tuple[int, ...], outputs: int, stream: InitStream
     ) -> dict[str, Any]:
@@ -218,7 +221,6 @@ def gru(hidden: int = 64, layers: int = 1) -> SeriesGRU:
         1220
     """
     require_one_or_more("hidden", hidden)
-    require_one_or_more("layers", layers)
     return SeriesGRU(hidden, layers)
 
 

@@ -34,6 +34,7 @@ from fedtailor.models.layers import (
     Reshape,
     Stack,
     ToFeatureMaps,
+    check_layers,
 )
 from fedtailor.models.normalization import NormKind, norm_layer
 from fedtailor.models.part_finder import LayerInfo
@@ -64,6 +65,9 @@ class MLP(Layered):
     """Dense layers with ReLU between them, on flattened inputs."""
 
     hidden: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        check_layers("the number of layers", len(self.hidden) + 1)
 
     def network(
         self, input_shape: tuple[int, ...], outputs: int, stream: InitStream

@@ -164,6 +164,7 @@ class FlowerTransport:
         self.origins, self.revoked = Origins(), set[str]()
         self._grid, self._certificates = grid, certificates
         self._nodes: dict[int, str] = {}  # names of nodes; empty = not proven
+        self._online: dict[str, int] = {}  # the node of each client
         self._challenges: dict[str, tuple[int, bytes]] = {}  # by id of the message
         self._sent: dict[str, str] = {}  # clients, by id of the message
         self._num_lost = dict.fromkeys(certificates, 0)
@@ -177,10 +178,15 @@ class FlowerTransport:
             self._nodes[node], challenge = "", secrets.token_bytes(32)
             if number := self._push(node, wrap(challenge=challenge)):
                 self._challenges[number] = node, challenge
+            else:
+                del self._nodes[node]
+        # The node that came last, if one was started again.
+        self._online = {
+            name: node for node, name in self._nodes.items() if name and node in present
+        }
         return {
             name: f"{node} {self._num_lost[name]}"
-            for node, name in self._nodes.items()
-            if name and node in present
+            for name, node in self._online.items()
         }
 
     def expect(self, size: int) -> None:
@@ -188,8 +194,7 @@ class FlowerTransport:
 
     def send(self, client: str, body: bytes) -> None:
         """Send a message to a client."""
-        # The node that came last, if one was started again.
-        node = [node for node, name in self._nodes.items() if name == client][-1]
+        node = self._online[client]
         if number := self._push(node, wrap(body=body)):
             self._sent[number] = client
         else:
@@ -200,7 +205,11 @@ class FlowerTransport:
         for reply in self._grid.pull_messages([*self._sent, *self._challenges]):
             values, number = unwrap(reply), reply.metadata.reply_to_message_id
             if number in self._challenges:
-                self._prove(*self._challenges.pop(number), values)
+                node, challenge = self._challenges.pop(number)
+                if reply.has_error():  # its process was ended; it is asked again
+                    del self._nodes[node]
+                else:
+                    self._prove(node, challenge, values)
             elif (name := self._sent.pop(number, None)) is None:
                 continue
             elif reply.has_error():  # Flower replies for a client that is gone

@@ -531,10 +531,10 @@ def agree_on_preprocessing(
         TooFewClients: a client did not answer, so that its rows would be missing.
         ValueError: a column has no values, or a client's statistics are not valid.
     """
+    if job.schema.preprocessing == "job":
+        return Statistics.of_job(job.schema)
     if not job.schema.federated or not names:
         return known
-    if job.adds_rows:
-        return Statistics.unscaled(job.schema)
     # Floating-point sums depend on the order of the terms, so it is always the same.
     order = sorted(names)
 

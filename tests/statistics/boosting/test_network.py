@@ -80,3 +80,24 @@ def test_a_network_of_trees_takes_rows_of_numbers():
         BoostedTrees(2, 1, 3, 1).bind((4, 4), 1, default_loss(None))
     with pytest.raises(ValueError, match="3 outputs"):
         BoostedTrees(2, 1, 3, 1).bind((4,), 3, default_loss(3))
+
+
+def test_trees_that_lead_in_circles_are_refused():
+    """A file of somebody else's could hold such; writing them to ONNX did not end."""
+    onnx_trees = pytest.importorskip("fedtailor.deployment.onnx_trees")
+    with pytest.raises(ValueError, match="are not 4 questions deep"):
+        BoostedTrees(2, 1, 3, 4)
+    tree = {
+        "input": np.array([0.0, -1.0, -1.0]),
+        "threshold": np.zeros(3),
+        "left": np.array([1.0, 0.0, 0.0]),
+        "right": np.array([2.0, 0.0, 0.0]),
+        "value": np.zeros(3),
+    }
+    columns = {name: [] for name in onnx_trees._COLUMNS}
+    onnx_trees._add_tree(columns, tree, 0, 0)
+    assert columns["nodes_nodeids"] == [0, 1, 2]
+    for wrong in (0.0, 3.0, np.nan):
+        tree["right"][0] = wrong
+        with pytest.raises(ValueError, match="is not below the node"):
+            onnx_trees._add_tree(columns, tree, 0, 0)

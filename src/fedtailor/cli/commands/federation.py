@@ -542,9 +542,10 @@ def _predict(options: PredictOptions) -> int:
     kit = read_kit(options.kit)
     directory = ClientStore(kit.state, kit.job.identity).directory
     schema = kit.job.schema
-    statistics = Statistics.load(directory, schema) if schema.federated else None
+    has_statistics = schema.preprocessing != "none"
+    statistics = Statistics.load(directory, schema) if has_statistics else None
     path = directory / PERSONAL
-    is_prepared = statistics is not None or not schema.federated
+    is_prepared = statistics is not None or not has_statistics
     require(
         path.is_dir() and is_prepared,
         f"{options.kit} holds no personal model yet; it is stored when the training"

@@ -44,7 +44,6 @@ from fedtailor.data.tables.description import (
 from fedtailor.data.tables.kinds import Kind
 from fedtailor.data.tables.sums import ColumnSums
 from fedtailor.remote.client.account import ClientAccount, Release
-from fedtailor.remote.client.policy import counts_classes
 from fedtailor.remote.job.agreement import (
     MAX_ROWS,
     check_column_sums,
@@ -175,13 +174,13 @@ def check_described(job: Job) -> None:
     """Check that a job lets clients describe their tables without noise.
 
     Raises:
-        ValueError: exact sums of the same rows would show what one client hides.
+        ValueError: sums of the same rows would show what one client hides.
     """
     require(
-        not (job.adds_rows or (counts_classes(job) and job.spec.privacy.sums)),
-        "this job adds up rows of all clients exactly ([boosting], [regression], or a method"
-        " that counts classes), which beside a description would show what one client hides:"
-        " describe the tables with --epsilon, or in a job of another federation",
+        job.spec.privacy.sums is None,
+        "this job adds up what clients send (secure_aggregation), which beside a description"
+        " would show what one client hides: describe the tables with --epsilon, or in a job of"
+        " another federation",
     )
 
 

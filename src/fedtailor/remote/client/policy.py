@@ -407,7 +407,7 @@ def measures(job: Job) -> bool:
 
 def tells_columns(job: Job) -> bool:
     """Whether clients tell sums of their own columns before they train."""
-    return job.schema.federated and not job.adds_rows
+    return job.schema.federated
 
 
 def shows_own_counts(job: Job) -> bool:

@@ -58,8 +58,8 @@ PROMISES = (
     ),
     Promise(
         "before training: counts, means and sums of columns, names of categories",
-        "federated_statistics = true, noise_only = false",
-        lambda policy: policy.sends_statistics,
+        "federated_statistics = true, secure_aggregation_only = false, noise_only = false",
+        lambda policy: policy.sends_statistics and not policy.secure_aggregation_only,
         tells_columns,
     ),
     Promise(

@@ -79,8 +79,6 @@ class StepsClient(ABC, Generic[T]):
         )
         assert isinstance(clients, int)
         self.clients = clients
-        # The method says which pooled sums prepared the tables: of clients that were sent
-        # other ones the answer may be known.
         self.asked = common_digest(request.algorithm, request.arrays, self.asked)
         # From here on the rows move: a step that fails is not taken for a second time.
         self._step, self._digest, self._vector = request.round, digest, None

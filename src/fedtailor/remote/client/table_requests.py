@@ -93,7 +93,7 @@ class JobHandler:
         # The pooled statistics of all clients, once they are taken.
         self._taken: Statistics | None = None
         self._rounds: RoundHandler | None = None
-        if not job.schema.federated:
+        if job.schema.preprocessing == "none":
             rows = read_rows(data, job.schema)
             content = [np.asarray(rows.x).tobytes(), np.asarray(rows.y).tobytes()]
             times = rows.times
@@ -105,8 +105,8 @@ class JobHandler:
             content = [cells, np.asarray(self._table.y).tobytes()]
             times = self._table.times
             self._examples = self._examples_of(self._table)
-            if job.adds_rows:
-                self._taken = Statistics.unscaled(job.schema)
+            if not job.schema.federated:
+                self._taken = Statistics.of_job(job.schema)
                 self._taken.save(store.directory)  # to predict by
                 self._begin(self._convert(self._taken), self._taken)
             else:
@@ -207,8 +207,8 @@ class JobHandler:
         """Answer a request about the client's table."""
         table, schema = self._table, self._job.schema
         train = self._examples.training_rows
-        if table is None or self._job.adds_rows:
-            raise Refused(Refusal.NOT_IN_JOB, "this job takes tables as they stand")
+        if table is None or not schema.federated:
+            raise Refused(Refusal.NOT_IN_JOB, "this job asks for no sums of columns")
         if request.task == STATISTICS:
             own, sent = table.statistics(train), self._own_sent()
             # With a row more or less, the difference of both would be that row.
@@ -269,7 +269,7 @@ class JobHandler:
             Refused: the table does not fit them.
         """
         assert self._table is not None
-        if self._job.adds_rows:
+        if not self._job.schema.federated:
             return self._table.rows(statistics)
         train, schema = self._examples.training_rows, self._job.schema
         with refusing(Refusal.TABLE):

@@ -131,12 +131,12 @@ def read_all(
         ValueError: a file does not fit the job.
     """
     schema = job.schema
-    if not schema.federated:
+    if schema.preprocessing == "none":
         rows = {name: read_rows(path, schema) for name, path in files.items()}
         return federation_from_rows(job, rows), None
     tables = {name: read_table(path, schema) for name, path in files.items()}
-    if job.adds_rows:
-        statistics = Statistics.unscaled(schema)
+    if schema.preprocessing == "job":
+        statistics = Statistics.of_job(schema)
     else:
         # In the coordinator's order, as floating-point sums depend on it.
         train = {

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from datetime import date
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -20,12 +21,12 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from fedtailor._base.choice import require
 from fedtailor._base.documentation import see
 from fedtailor._base.entry_points import named_in_file
-from fedtailor._base.printable import join_names
+from fedtailor._base.printable import shortened
 from fedtailor.aggregation.uplink_tables import uplink_of_tables
 from fedtailor.algorithms.find import find_algorithm
 from fedtailor.data.federation.checks import MAX_SEED
 from fedtailor.data.tables.delimited import MISSING_WORDS
-from fedtailor.data.tables.kinds import Kind
+from fedtailor.data.tables.kinds import MAX_MAGNITUDE, Kind
 from fedtailor.data.tables.options import Hazard
 from fedtailor.data.tables.windows import Windowing
 from fedtailor.engine.client.private_steps import accounted_settings, private_settings
@@ -54,11 +55,11 @@ from fedtailor.statistics.boosting import BoostingSettings
 from fedtailor.statistics.boosting.bins import MOST_BINS
 from fedtailor.statistics.regression import Model
 
-NUMBER = "number"
+NUMBER: Kind = "number"
 """The kind of a column of numbers; the other kind is a list of categories."""
 
 KINDS = (NUMBER, "category", "boolean", "date")
-"""The kinds of columns with federated preprocessing, in addition to lists."""
+"""The kinds of columns, in addition to lists of categories and to `Scale`."""
 
 MOST_TREES = 1000
 """The most rounds of boosting that a job can ask for."""
@@ -68,22 +69,71 @@ MAX_INTERVALS = 200
 
 T = TypeVar("T")
 SplitShare = Annotated[float, Field(ge=0, lt=1)]
-
-
-def _require_kind(kind: Any) -> Any:
-    is_list = isinstance(kind, list) and all(isinstance(name, str) for name in kind)
-    listed = ", ".join(f'"{choice}"' for choice in KINDS)
-    require(
-        is_list or (isinstance(kind, str) and kind in KINDS),
-        f"a column is {listed}, or a list of categories",
-    )
-    return kind
+Preprocessed = Literal["none", "job", "federated"]
 
 
 class _Table(BaseModel):
     """A table of the job file; names and types are checked, values not converted."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Numbers or dates of which models see (value - mean) / sd; a missing one is the mean.
+
+    Attributes:
+        mean: about the mean of all clients' rows, of dates in days since 1970.
+        sd: about their standard deviation, of dates in days.
+        kind: of the column.
+    """
+
+    mean: float
+    sd: float
+    kind: Kind = NUMBER
+
+    @staticmethod
+    def of(table: Any) -> "Scale":
+        """Read { mean = ..., sd = ... }.
+
+        Raises:
+            ValueError: it is another table, or no table.
+        """
+        require(
+            isinstance(table, Mapping) and set(table) == {"mean", "sd"},
+            "write { mean = 50, sd = 10 } of numbers, and { mean = 2020-06-30, sd = 365 }"
+            " (days) of dates",
+        )
+        mean, sd, kind = table["mean"], table["sd"], NUMBER
+        if isinstance(mean, str):
+            # A date in a document is its text.
+            try:
+                mean, kind = (date.fromisoformat(mean) - date(1970, 1, 1)).days, "date"
+            except ValueError:
+                raise ValueError(
+                    f"its mean is {shortened(repr(mean))}; it must be a number, or a date"
+                    " such as 2020-06-30"
+                ) from None
+        for name, number in {"mean": mean, "sd": sd}.items():
+            require(
+                type(number) in (int, float) and abs(number) <= MAX_MAGNITUDE,
+                f"its {name} is {shortened(repr(number))}; it must be a number",
+            )
+        require(sd >= 1 / MAX_MAGNITUDE, f"its sd is {sd:g}; it must be above 0")
+        return Scale(float(mean), float(sd), kind)
+
+
+def _require_kind(kind: Any) -> Any:
+    if isinstance(kind, dict):
+        return Scale.of(kind)
+    is_list = isinstance(kind, list) and all(isinstance(name, str) for name in kind)
+    listed = ", ".join(f'"{choice}"' for choice in KINDS)
+    require(
+        is_list or (isinstance(kind, str) and kind in KINDS),
+        f"a column is {listed}, a list of categories, or"
+        " { mean = ..., sd = ... } of numbers",
+    )
+    return kind
 
 
 class _Coordinator(_Table):
@@ -106,9 +156,12 @@ class _Data(_Table):
     gap: Positive | None = None
     val: SplitShare = 0.1
     test: SplitShare = 0.2
-    preprocessing: Literal["none", "federated"] = "none"
+    preprocessing: Preprocessed = "none"
     keep_correlated: bool = True
-    columns: dict[str, Annotated[Kind | list[str], BeforeValidator(_require_kind)]]
+    scale: Annotated[Scale, BeforeValidator(Scale.of)] | None = None
+    columns: dict[
+        str, Annotated[Kind | list[str] | Scale, BeforeValidator(_require_kind)]
+    ]
 
 
 class _Training(_Table):
@@ -185,9 +238,11 @@ class Schema:
             job does not list them.
         val, test: fractions of each client's rows in these splits.
         kinds: kind of each input column.
-        federated: whether clients agree on the preprocessing before the first round.
-            Without it tables must hold numbers and listed categories only, and no
-            empty cells.
+        preprocessing: "none" if tables hold numbers and listed categories only, and no
+            empty cell; "job" if the job says how cells become inputs; "federated" if that
+            follows from sums that clients tell of their columns.
+        scales: mean and deviation of columns of numbers or dates, the target's among
+            them, by the job.
         event: of survival, the column that says whether the event was seen; `target` is
             then the column of times.
         positive: of survival, the labels of the event; () = 1, yes or true.
@@ -204,13 +259,19 @@ class Schema:
     val: float = 0.1
     test: float = 0.2
     kinds: Mapping[str, Kind] = field(default_factory=dict)
-    federated: bool = False
+    preprocessing: Preprocessed = "none"
+    scales: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     event: str | None = None
     positive: tuple[str, ...] = ()
     hazard: Hazard = "discrete"
     intervals: tuple[float, ...] = ()
     windowing: Windowing | None = None
     stratified: bool = True
+
+    @property
+    def federated(self) -> bool:
+        """Whether the preprocessing follows from sums that clients tell of their columns."""
+        return self.preprocessing == "federated"
 
     @property
     def task(self) -> Literal["classification", "regression", "survival"]:
@@ -240,7 +301,7 @@ class Schema:
 
     @property
     def width(self) -> int:
-        """Number of inputs of the model, without federated preprocessing.
+        """Number of inputs of the model, without preprocessing.
 
         A column of numbers is one input, and each listed category is one input.
         """
@@ -287,8 +348,7 @@ class Job:
         """Whether rows of all clients are added up exactly behind masks, to boost trees or
         to fit a regression.
 
-        Such a job trains nothing else, and no client tells sums of its own columns: what
-        one client hides in these would be what the others leave of the exact sum.
+        Such a job trains nothing else, and takes numbers in their own units.
         """
         return self.boosting is not None or self.regression is not None
 
@@ -336,7 +396,7 @@ class Job:
         if self.spec.metrics:
             content["metrics"] = list(self.spec.metrics)
         content["order"] = list(self.schema.columns)  # as `sort_keys` sorts the columns
-        text = json.dumps(content, sort_keys=True)
+        text = json.dumps(content, sort_keys=True, default=str)  # dates as text
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
@@ -439,22 +499,33 @@ def _job(document: Document) -> Job:
             "private steps clip the gradient of each row, which Cox's likelihood has none of;"
             " leave hazard out",
         )
-    counts_classes = any(it.sends_class_counts for it, _ in spec.algorithm.phases())
     with _errors_at("data", "preprocessing"):
+        # Beside exact sums of all clients, what one client hides in the sums of its own
+        # columns would be what the others leave.
         require(
-            not (schema.federated and spec.privacy.sums is not None and counts_classes),
-            "this method adds up rows by class exactly behind masks, which beside sums of"
-            " columns would show what one client hides in these: leave out preprocessing, and"
-            " list the categories",
+            schema.preprocessing != "federated" or spec.privacy.sums is None,
+            "behind masks (secure_aggregation) no client tells sums of its columns: write"
+            ' preprocessing = "job", with lists of categories and { mean = ..., sd = ... }'
+            " in [data.columns]",
         )
     boosting = _boosting(content, schema, spec)
     regression = _regression(content, schema, spec)
     adds_rows = boosting is not None or regression is not None
+    if adds_rows:
+        schema = replace(schema, scales={}, stratified=False)
+    elif schema.preprocessing == "job":
+        for name, kind in schema.kinds.items():
+            if kind == "date" and name not in schema.scales:
+                raise ConfigError(
+                    ("data", "columns", name),
+                    f"{name} is a date, of which models would see some thousand days: write"
+                    " { mean = 2020-06-30, sd = 365 } (days)",
+                )
     return Job(
         title=title,
         host=host,
         port=port,
-        schema=replace(schema, stratified=not adds_rows),
+        schema=schema,
         spec=spec,
         minimum=training.minimum,
         deadline=training.deadline,
@@ -506,7 +577,6 @@ def _boosting(
             " times to an event; leave out [boosting]",
         )
     with _errors_at("boosting"):
-        _check_categories(schema, "boosting")
         settings = BoostingSettings(
             most_leaves=table.leaves,
             most_depth=table.depth,
@@ -554,26 +624,7 @@ def _regression(
             fits and schema.windowing is None,
             f"model {table.model} needs {target} in [data], and no windows",
         )
-        _check_categories(schema, "a regression")
     return RegressionSettings(table.model, table.intercept)
-
-
-def _check_categories(schema: Schema, what: str) -> None:
-    """Check that all categories are listed, as no client tells those that it has.
-
-    Raises:
-        ValueError: some are not.
-    """
-    unlisted = [
-        repr(name)
-        for name, kind in schema.kinds.items()
-        if kind == "category" and schema.columns[name] is None
-    ]
-    require(
-        not unlisted,
-        f"{what} needs the categories of {join_names(unlisted)}: list them in"
-        " [data.columns]",
-    )
 
 
 def _spec(content: Mapping[str, Any], training: _Training) -> RunSpec:
@@ -769,9 +820,9 @@ def _schema(data: _Data) -> Schema:
             ("data", "test"),
             f"val and test take {data.val + data.test:g} of all rows",
         )
-    federated = data.preprocessing == "federated"
     columns: dict[str, tuple[str, ...] | None] = {}
     kinds: dict[str, Kind] = {}
+    scales: dict[str, tuple[float, float]] = {}
     for name, kind in data.columns.items():
         if isinstance(kind, list):
             if not _are_distinct(kind):
@@ -788,14 +839,32 @@ def _schema(data: _Data) -> Schema:
                     " cell; write another word in the clients' files",
                 )
             columns[name], kinds[name] = tuple(kind), "category"
+        elif isinstance(kind, Scale):
+            _check_scale(data, ("data", "columns", name))
+            columns[name], kinds[name] = None, kind.kind
+            scales[name] = kind.mean, kind.sd
         else:
-            if kind != NUMBER and not federated:
+            if kind == "category" and data.preprocessing != "federated":
                 raise ConfigError(
                     ("data", "columns", name),
-                    f'{name} is {kind!r}, which needs preprocessing = "federated"; or'
-                    " list the categories",
+                    f"{name} is a category, and no client tells which there are: write a"
+                    f' list, {name} = ["...", "..."]',
+                )
+            if kind != NUMBER and data.preprocessing == "none":
+                raise ConfigError(
+                    ("data", "columns", name),
+                    f'{name} is {kind!r}, which needs preprocessing = "job"',
                 )
             columns[name], kinds[name] = None, kind
+    if data.scale is not None:
+        _check_scale(data, ("data", "scale"))
+        is_number = data.event is None and classes is None
+        if not is_number or data.scale.kind != "number":
+            raise ConfigError(
+                ("data", "scale"),
+                "scale is of a target that is a number; leave it out",
+            )
+        scales[data.target] = data.scale.mean, data.scale.sd
     if not data.keep_correlated:
         raise ConfigError(
             ("data", "keep_correlated"),
@@ -809,13 +878,28 @@ def _schema(data: _Data) -> Schema:
         val=data.val,
         test=data.test,
         kinds=kinds,
-        federated=federated,
+        preprocessing=data.preprocessing,
+        scales=scales,
         event=data.event,
         positive=tuple(data.positive),
         hazard=data.hazard,
         intervals=intervals,
         windowing=windowing,
     )
+
+
+def _check_scale(data: _Data, key: tuple[str, ...]) -> None:
+    """Check that the job says how numbers are scaled.
+
+    Raises:
+        ConfigError: clients do not scale them, or their sums say how.
+    """
+    if data.preprocessing != "job":
+        raise ConfigError(
+            key,
+            f'mean and sd are for preprocessing = "job", and it is'
+            f' "{data.preprocessing}"; leave them out, or change it',
+        )
 
 
 def _are_distinct(names: Sequence[str]) -> bool:

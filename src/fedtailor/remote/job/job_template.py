@@ -1,7 +1,9 @@
 """The `job.toml` that `federation init` writes, to be edited."""
 
 import json
+import math
 from dataclasses import dataclass
+from datetime import date, timedelta
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +11,10 @@ import polars as pl
 from numpy.typing import NDArray
 
 from fedtailor._base.choice import require
+from fedtailor._base.groups import MIN_ROWS
 from fedtailor._base.printable import join_names
 from fedtailor.aggregation.secure_sums import MIN_CLIENTS
+from fedtailor.data.tables.hiding import counts_of
 from fedtailor.data.tables.kinds import ParsedColumn, parse_column
 from fedtailor.data.tables.options import TableOptions
 from fedtailor.data.tables.problems import Problems
@@ -32,8 +36,8 @@ address = "{address}"       # host name or IP address of the coordinator, and it
 [data]                            # one row for each example; files with more columns are welcome, these are read
 {target}val = 0.1                         # shares of each client's rows that do not train
 test = 0.2
-preprocessing = "federated"       # scaled, gaps filled, by sums that clients' policies must allow; "none": as it stands
-[data.columns]                    # inputs: "number", "category", "boolean", "date", or the categories in a list
+preprocessing = "job"             # gaps filled, numbers scaled, as said here; "federated": by clients' sums, not masked
+[data.columns]                    # inputs: mean and sd of numbers and dates, a list of categories, or "boolean"
 {inputs}
 [model]
 {model}
@@ -70,8 +74,9 @@ class Columns:
     Attributes:
         target: column to predict.
         classes: what the target can be; None = it is a number.
-        inputs: the kind of each input by name, as the job file has it: "number",
-            "category", ... or a list of categories.
+        inputs: each input by name, as the job file has it: its kind, mean and deviation,
+            or a list of categories.
+        scale: mean and deviation of a target that is a number, as the job file has them.
         event: of survival, the column that says whether the event was seen.
         intervals: of survival, ascending ends of intervals of time.
         windowing: how rows become windows; None = rows are the examples.
@@ -83,10 +88,13 @@ class Columns:
     event: str | None = None
     intervals: tuple[float, ...] = ()
     windowing: Windowing | None = None
+    scale: str | None = None
 
 
 EXAMPLE = Columns(
-    "label", ("no", "yes"), {"age": '"number"', "ward": '["surgery", "medicine"]'}
+    "label",
+    ("no", "yes"),
+    {"age": "{ mean = 50, sd = 20 }", "ward": '["surgery", "medicine"]'},
 )
 """Columns for who has given none."""
 
@@ -102,8 +110,9 @@ def columns_of(
 ) -> tuple[Columns, list[str]]:
     """Fill in the columns of a job from a table such as clients have.
 
-    No cell is taken but what every client needs to know: the labels of the target; of
-    survival the ends of intervals, rounded; of windows the usual gap between two rows.
+    Taken is what every client needs to know: the labels of the target; of survival the
+    ends of intervals, rounded; of windows the usual gap between two rows; of numbers and
+    dates mean and deviation, to two digits; categories of `MIN_ROWS` rows or more.
 
     Args:
         path: the table.
@@ -170,16 +179,54 @@ def columns_of(
         f"{name!r} is left out: it is {reason}"
         for name, reason in screened.dropped.items()
     ]
-    inputs = {name: parsed[name].kind for name in screened.kept}
-    columns = Columns(
-        target,
-        classes,
-        {name: f'"{kind}"' for name, kind in inputs.items()},
-        event,
-        intervals,
-        windowing,
+    inputs = dict[str, str]()
+    for name in screened.kept:
+        text, note = _input(name, parsed[name])
+        if text is not None:
+            inputs[name] = text
+        if note is not None:
+            notes.append(note)
+    require(bool(inputs), f"{path.name} has no column that can be an input")
+    said.append(
+        f"means and deviations, to two digits, and categories are those of {path.name}: edit"
+        " them if clients must not know, or have others"
     )
+    scale = None
+    if classes is None and event is None:
+        scale = _scale(pl.Series(np.asarray(found.values, np.float64)))
+    columns = Columns(target, classes, inputs, event, intervals, windowing, scale)
     return columns, said + notes
+
+
+def _input(name: str, column: ParsedColumn) -> tuple[str | None, str | None]:
+    """An input as the job file has it, None if it can be none; and a note on it, or None."""
+    cells = column.values.drop_nulls()
+    if len(cells) < MIN_ROWS:
+        return None, f"{name!r} is left out: fewer than {MIN_ROWS} rows have a value"
+    if column.kind == "boolean":
+        return '"boolean"', None
+    if column.kind != "category":
+        return _scale(cells, is_date=column.kind == "date"), None
+    names, rows = counts_of(cells)
+    listed = sorted(names[rows >= MIN_ROWS].tolist())
+    if len(listed) < 2:
+        return None, (
+            f"{name!r} is left out: fewer than two of its categories have {MIN_ROWS} rows"
+        )
+    rare = int((rows < MIN_ROWS).sum())
+    note = f"{rare} categories of {name!r} are not listed: fewer than {MIN_ROWS} rows have them"
+    return f"[{', '.join(map(_text, listed))}]", note if rare else None
+
+
+def _scale(cells: pl.Series, *, is_date: bool = False) -> str:
+    """Mean and deviation of numbers, or of dates in days, to two digits of the deviation."""
+    deviation = float(np.std(cells.to_numpy())) or 1.0
+    digits = 1 - math.floor(math.log10(deviation))
+    mean = round(float(cells.mean()), digits)  # type: ignore[arg-type]
+    shown = (
+        str(date(1970, 1, 1) + timedelta(round(mean))) if is_date else f"{mean:.15g}"
+    )
+    return f"{{ mean = {shown}, sd = {deviation:.2g} }}"
 
 
 def _rounded_ends(values: NDArray[np.float64]) -> tuple[float, ...]:
@@ -215,6 +262,8 @@ def template(title: str, address: str, clients: int, columns: Columns = EXAMPLE)
         target += _line(f"intervals = [{ends}]", "where intervals of time end")
     if columns.windowing is not None:
         target += _window_lines(columns.windowing)
+    if columns.scale is not None:
+        target += _line(f"scale = {columns.scale}", "of the target")
     if columns.classes is not None:
         listed = ", ".join(_text(label) for label in columns.classes)
         target += _line(

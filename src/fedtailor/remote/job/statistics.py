@@ -1,13 +1,14 @@
-"""Federated preprocessing: the same preprocessing for the tables of all clients.
+"""The same preprocessing for the tables of all clients.
 
-Before the first round each client sends counts, means and sums of squares over its
-training rows. All machines derive the same preprocessing from the pooled statistics.
-Rows never leave a client, and neither do counts of fewer than five rows.
+It follows from statistics of the columns. Either the job says them, or, in a job without
+masks, each client sends counts, means and sums of squares over its training rows before the
+first round, and all machines use the pooled ones. Rows never leave a client, and neither do
+counts of fewer than five rows.
 """
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
@@ -51,7 +52,10 @@ less than 10^12 rows only cells lie farther that are hidden in the pooled sums
 """
 
 MAX_UNSCALED = float(np.finfo(np.float32).max)
-"""The same of inputs that are not scaled."""
+"""The same of numbers that stay as they are."""
+
+UNSCALED = 0.0, 1.0
+"""Mean and deviation of numbers that stay as they are."""
 
 OWN_FILE = "own-statistics.json"
 """File in which a client stores the statistics of its own rows that it has sent."""
@@ -82,19 +86,28 @@ class Statistics(BaseModel):
         return Statistics(columns=columns, target=target)
 
     @staticmethod
-    def unscaled(schema: Schema) -> "Statistics":
-        """Statistics that are of no rows: numbers stay as they are, and a missing cell is
-        0, false or the first category, with an input that says so.
+    def of_job(schema: Schema) -> "Statistics":
+        """Statistics that the job says, and no row: numbers are scaled by its means and
+        deviations, and others stay as they are. A missing cell is the mean, 0, false or the
+        first category, with an input that says so.
         """
-        row = ColumnSums(count=1, missing=1, squares=1.0)
-        columns = {}
-        for name, categories in schema.columns.items():
-            listed = dict.fromkeys(categories or (), 1)
-            columns[name] = row.model_copy(update={"categories": listed})
+
+        def one_row(name: str, listed: Sequence[str] | None) -> ColumnSums:
+            mean, deviation = schema.scales.get(name, UNSCALED)
+            return ColumnSums(
+                count=1,
+                missing=1,
+                mean=mean,
+                squares=deviation**2,
+                categories=dict.fromkeys(listed or (), 1),
+            )
+
+        columns = {
+            name: one_row(name, listed) for name, listed in schema.columns.items()
+        }
         target = None
         if schema.classes is None:
-            outcomes = dict.fromkeys(schema.outcomes or (), 1)
-            target = row.model_copy(update={"categories": outcomes})
+            target = one_row(schema.target, schema.outcomes)
         return Statistics(columns=columns, target=target)
 
     @property
@@ -262,31 +275,36 @@ class ClientTable:
 
     def rows(self, statistics: Statistics) -> ClientExamples:
         """Convert the table to the examples that models take, within `MAX_INPUT`, or
-        `MAX_UNSCALED` if numbers stay as they are.
+        `MAX_UNSCALED` where numbers stay as they are.
 
         No cell is too far for that, whatever the statistics are: the refusal would say
         that there is one.
         """
-        is_scaled = statistics != Statistics.unscaled(self.schema)
-        most = MAX_INPUT if is_scaled else MAX_UNSCALED
+
+        def most(name: str) -> float:
+            is_scaled = self.schema.federated or name in self.schema.scales
+            return MAX_INPUT if is_scaled else MAX_UNSCALED
+
         preprocessing = statistics.preprocessing(self.schema)
         x = np.empty((self.frame.height, len(preprocessing.inputs)), np.float32)
         start = 0
         for column in preprocessing.columns:
             end = start + len(column.inputs)
-            column.encode(self.frame[column.name], x[:, start:end], most)
+            cells = self.frame[column.name]
+            column.encode(cells, x[:, start:end], most(column.name))
             start = end
         if self.schema.task != "regression":
             return ClientExamples(x, self.y, self.times)
         with np.errstate(over="ignore"):
             centered = self.y.astype(np.float64) - preprocessing.target_shift
             y = centered / preprocessing.target_scale
-        y = np.clip(y, -most, most)
+        largest = most(self.schema.target)
+        y = np.clip(y, -largest, largest)
         return ClientExamples(x, y.astype(np.float32), self.times)
 
 
 def read_table(path: Path, schema: Schema, *, target: bool = True) -> ClientTable:
-    """Read a client's table for federated preprocessing.
+    """Read a client's table before preprocessing.
 
     Args:
         path: path of the file.

@@ -10,6 +10,7 @@ the round's sums.
 import hashlib
 import hmac
 import json
+import math
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from fedtailor.aggregation.secure_sums import (
     MAX_CLIENTS,
     MAX_SHARE,
     MIN_CLIENTS,
+    NOISE_STEPS,
     FixedPoint,
     SecureSums,
     clients_of_sums,
@@ -476,9 +478,8 @@ class SecureSumClient:
         self._check_hidden(session, session.neighbours_in(~surviving))
         if self._equally is None:
             words = 1
-            masked = self._encoded(
-                session.vector, weights[:, columns.index(self._client)]
-            )
+            own = weights[:, columns.index(self._client)]
+            masked = self._encoded(session.vector, own, len(columns))
         else:
             words = session.vector.shape[-1]
             masked = session.vector.reshape(1, -1)
@@ -521,14 +522,29 @@ class SecureSumClient:
         return {"masked": masked}
 
     def _encoded(
-        self, vector: np.ndarray, weights: np.ndarray
+        self, vector: np.ndarray, weights: np.ndarray, clients: int
     ) -> UInt32[np.ndarray, "s n"]:
-        """A vector times weights [s], as numbers that are added."""
+        """A vector times weights [s], with a part of the noise, as numbers that are added.
+
+        Args:
+            vector: the numbers.
+            weights: one for each sum.
+            clients: over how many clients the sums are.
+        """
         fixed_point = FixedPoint(self._settings.range)
         with refusing(Refusal.SUM_RANGE):
             fixed_point.check(vector)
         numbers = vector.reshape(-1).astype(np.float64)
-        return np.stack([fixed_point.encode(weight * numbers) for weight in weights])
+        random = np.random.default_rng(int.from_bytes(_random_seed()))
+        deviation = NOISE_STEPS / math.sqrt(clients)
+        return np.stack(
+            [
+                fixed_point.encode(
+                    weight * numbers, random.normal(0, deviation, numbers.size)
+                )
+                for weight in weights
+            ]
+        )
 
     def _check_hidden(
         self, session: _Session, absent: Collection[str]

@@ -415,3 +415,37 @@ def test_what_peft_has_not_is_refused(bert, tmp_path):
     model = lora(network, 2, "re:word_embeddings.weight$").bind((LENGTH,), 2)
     with pytest.raises(ValueError, match="for dense layers only"):
         save_peft(model, model.init(jax.random.key(0)), tmp_path / "adapter")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("n_head", 0),
+        ("pad_token_id", "x"),
+        ("architectures", 2),
+        ("model_type", {}),
+        ("n_layer", "x"),
+    ],
+)
+def test_a_folder_of_other_values_is_refused_in_a_line(tmp_path, key, value):
+    place = folder(tmp_path / "gpt2", {**GPT2, key: value}, gpt2_arrays())
+    with pytest.raises(ValueError) as refused:
+        from_huggingface(place).bind((LENGTH,), TOKENS, ft.models.token_cross_entropy)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("change", [{"r": None}, {"lora_alpha": [1]}])
+def test_an_adapter_of_other_values_is_refused_in_a_line(tmp_path, change):
+    network = from_huggingface(
+        folder(tmp_path / "gpt2", GPT2, gpt2_arrays()), padding=0
+    )
+    adapted = lora(network, 2, "transformer.h.0.attn.c_attn.weight", alpha=4)
+    model = adapted.bind((LENGTH,), TOKENS, ft.models.token_cross_entropy)
+    place = save_peft(
+        model, model.init(jax.random.key(0)), tmp_path / "own", base="gpt2"
+    )
+    path = place / "adapter_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(ValueError) as refused:
+        from_peft(network, place)
+    assert "\n" not in str(refused.value)

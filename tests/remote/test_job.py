@@ -120,6 +120,16 @@ def test_hyperparameters_are_read(tmp_path):
         ),
         (
             "age = { mean = 50, sd = 20 }",
+            f"age = {[str(number) for number in range(1001)]}",
+            "line 15: age has 1,001 categories of up to 4 characters; it can have 1,000",
+        ),
+        (
+            "age = { mean = 50, sd = 20 }",
+            f"age = {['x' * 201, 'y']}",
+            "line 15: age has 2 categories of up to 201 characters; it can have 1,000",
+        ),
+        (
+            "age = { mean = 50, sd = 20 }",
             'age = ["x"]',
             "line 15: age has the categories ['x']; it needs two or more, each once",
         ),

@@ -53,7 +53,7 @@ def test_columns_are_those_of_the_table(tmp_path):
     assert patient.startswith("'patient' is left out") and "'same'" in same
     assert rare.startswith("1 categories of 'ward' are not listed: fewer than 5 rows")
     # To two digits of the deviation: the mean of ages is 40.
-    assert schema.scales["age"] == (40, 12)
+    assert schema.scales["age"] == (40, 11)
     days = schema.scales["came on"][0] - (date(2024, 1, 1) - date(1970, 1, 1)).days
     assert 10 <= days <= 13
     assert schema.columns["ward"] == ("eyes", "medicine", "surgery")
@@ -61,6 +61,15 @@ def test_columns_are_those_of_the_table(tmp_path):
     text = (tmp_path / "job.toml").read_text()
     for cell in ("teeth", "p001", "20.5"):
         assert cell not in text
+
+
+@pytest.mark.parametrize("codes", [0, 1, 4])
+def test_no_code_of_few_rows_is_in_means_and_deviations(tmp_path, codes):
+    """By a mean and a deviation of all cells, how many rows have the code 9999 followed."""
+    dose = [50 + (row * 7) % 36 for row in range(ROWS - codes)] + [9999] * codes
+    columns, _ = columns_of(table(tmp_path, dose=dose), "outcome")
+    mean, deviation = read_back(tmp_path, columns).schema.scales["dose"]
+    assert 64 <= mean <= 72 and 8 <= deviation <= 12
 
 
 def test_columns_of_few_rows_are_left_out(tmp_path):
@@ -75,7 +84,7 @@ def test_a_number_to_predict_has_no_classes(tmp_path):
     columns, _ = columns_of(table(tmp_path), "age")
     schema = read_back(tmp_path, columns).schema
     assert schema.classes is None and "outcome" in schema.columns
-    assert schema.scales["age"] == (40, 12)
+    assert schema.scales["age"] == (40, 11)
 
 
 @pytest.mark.parametrize(

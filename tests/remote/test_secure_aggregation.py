@@ -15,7 +15,7 @@ pytest.importorskip("Crypto", reason="secure sums need PyCryptodome (extra feder
 
 from conformance.examples import PLAIN, example
 from fedtailor.aggregation.pipelines import Cast, Clip
-from fedtailor.aggregation.secure_sums import FixedPoint, SecureSums
+from fedtailor.aggregation.secure_sums import NOISE_STEPS, FixedPoint, SecureSums
 from fedtailor.algorithms import (
     MAPPER,
     SCAFFOLD,
@@ -23,6 +23,7 @@ from fedtailor.algorithms import (
     FedAvg,
     FedDyn,
     FedEM,
+    FedProto,
     FedRep,
     FineTune,
     HypCluster,
@@ -165,6 +166,28 @@ def test_a_simulation_with_secure_sums_gives_the_models_to_the_bit(
         for training in (deployed, simulation)
     ]
     assert models[0] == models[1] and 4 * sums in models[0]
+
+
+def test_a_class_that_no_client_has_is_none_beside_noise(tmp_path, monkeypatch):
+    """The noise of its count was taken for rows, and the noise of its features divided by it."""
+    monkeypatch.setattr("fedtailor.remote.sums.client.NOISE_STEPS", NOISE_STEPS)
+
+    federation = clients()
+    last = federation.classes - 1
+    fewer = replace(federation, y=np.where(federation.y == last, 0, federation.y))
+    monkeypatch.setitem(globals(), "clients", lambda: fewer)
+    training = Secure(example("fedproto"), tmp_path).training()
+    for _ in range(4):
+        training.advance()
+        prototypes = np.asarray(training.server.prototypes)
+        assert not prototypes[last].any() and prototypes[0].any()
+
+
+def test_counts_of_classes_are_added_in_small_ranges_only():
+    SecureSums(range=100.0).check(FedProto(), ())
+    SecureSums(range=1000.0).check(FedAvg(), ())
+    with pytest.raises(ValueError, match="would hide counts of classes"):
+        SecureSums(range=1000.0).check(FedProto(), ())
 
 
 def test_a_simulation_refuses_what_sums_do_not_allow():

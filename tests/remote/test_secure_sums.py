@@ -589,6 +589,25 @@ def test_noise_hides_of_which_parts_a_sum_is(monkeypatch):
         assert abs(steps.mean()) < NOISE_STEPS / 5
 
 
+def test_noise_is_as_large_beside_names_without_a_weight_and_in_repeated_sums(
+    monkeypatch,
+):
+    """Each client added less of it beside 48 invented ones, and 25 sums of the same weights
+    in one message have a mean with little of it.
+    """
+    monkeypatch.setattr(sum_client, "NOISE_STEPS", NOISE_STEPS)
+    client = SecureSumClient("a", SETTINGS)
+    names = ("a", "b", "c", *(f"invented {number}" for number in range(48)))
+    weights = np.zeros((20, len(names)))
+    weights[:, :3] = 1 / 3
+    weights[10:, :3] = [0.5, 0.25, 0.25]
+    parts = client._encoded(np.zeros(10_000), weights, names).view(np.int32)
+    assert (parts[:10] == parts[0]).all() and (parts[10:] == parts[10]).all()
+    assert not np.array_equal(parts[0], parts[10])
+    for part in (parts[0], parts[10]):
+        assert 0.95 < part.std() / (NOISE_STEPS / np.sqrt(3)) < 1.05
+
+
 # clients and coordinators that lie
 # ------------------------------------------------------------------------------------
 

@@ -74,6 +74,12 @@ on secure aggregation.)
 """
 
 
+COUNTING_RANGE = 128.0
+"""The largest `SecureSums.range` with which shares of rows are added: noise has a deviation
+of 1.5e-5.
+"""
+
+
 @dataclass(frozen=True)
 class SecureSums:
     """Settings of secure aggregation.
@@ -196,6 +202,11 @@ class SecureSums:
                 not method.sums_show_clients,
                 f"secure_aggregation would not hide {name}'s clients:"
                 f" {method.sums_show_clients}",
+            )
+            require(
+                not method.sends_class_counts or self.range <= COUNTING_RANGE,
+                f"the noise of sums of numbers up to {self.range:g} would hide counts of"
+                f" classes, which {name} needs: set sum_range to {COUNTING_RANGE:g} or less",
             )
             require(
                 self.open_probe or not method.probes,

@@ -12,9 +12,9 @@ from fedtailor.aggregation import reporter_weights, weighted_sums
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.helpers.averaging import AveragedModels
 from fedtailor.algorithms.helpers.class_means import (
-    IS_SEEN,
     batches_of,
     class_sums,
+    least_share,
     number_of_classes,
     require_classes,
     require_no_private_steps,
@@ -192,7 +192,7 @@ class CCVR(FedAvg):
         moments = moments_of(samples * sums.reshape(classes, -1), features)
         rng, z, y = cohort.rng("ccvr"), [], []
         for number, (count, mean, covariance) in enumerate(zip(*moments, strict=True)):
-            if count > IS_SEEN * samples:
+            if count > least_share(answers["moments"]) * samples:
                 z.append(draw_normal(rng, mean, covariance, self.draws))
                 y.append(np.full(self.draws, number))
         examples, labels = np.concatenate(z), np.concatenate(y)

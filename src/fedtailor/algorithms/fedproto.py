@@ -9,9 +9,9 @@ from jaxtyping import Array, Float
 from fedtailor._base.choice import require
 from fedtailor.aggregation import reporter_weights, weighted_sums
 from fedtailor.algorithms.helpers.class_means import (
-    IS_SEEN,
     class_sums,
     gradient_with_pull,
+    least_share,
     require_classes,
     require_no_private_steps,
 )
@@ -137,7 +137,7 @@ class FedProto(PersonalModelAlgorithm):
         sums = sums.reshape(server.prototypes.shape)
         features, counts = sums[:, :-1], sums[:, -1:]
         # A class that no reporter has keeps its prototype.
-        is_seen = counts > IS_SEEN
+        is_seen = counts > least_share(answers["prototypes"])
         means = features / jnp.where(is_seen, counts, 1)
         new = jnp.concatenate([means, jnp.ones_like(counts)], axis=1)
         prototypes = jnp.where(is_seen, new, server.prototypes)

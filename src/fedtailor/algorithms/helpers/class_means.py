@@ -15,6 +15,8 @@ from fedtailor.protocol import (
     SGD,
     Answers,
     Batch,
+    ClientRows,
+    HiddenRows,
     LocalTrainer,
     ModelParts,
     Params,
@@ -23,9 +25,9 @@ from fedtailor.protocol import (
 
 T = TypeVar("T")
 
-IS_SEEN = 1e-6
-"""Above this share of a client's rows (or of all rows) a class is there. Sums of
-fixed-point numbers may leave a small remainder of 0.
+IS_SEEN, IS_SEEN_IN_SUM = 1e-6, 1e-4
+"""Above this share of a client's rows (or of all rows) a class is there: of open vectors,
+and of sums behind masks, whose noise is some hundredths of it.
 """
 
 ABSENT = -1e30
@@ -156,6 +158,15 @@ def means_of_clients(
     is_seen = counts > IS_SEEN
     means = np.where(is_seen, features / np.where(is_seen, counts, 1), 0)
     return means, is_seen[:, 0]
+
+
+def least_share(sent: ClientRows) -> float:
+    """The share of all rows above which sums of clients' vectors say that a class is there.
+
+    Args:
+        sent: the vectors.
+    """
+    return IS_SEEN_IN_SUM if isinstance(sent, HiddenRows) else IS_SEEN
 
 
 def batches_of(

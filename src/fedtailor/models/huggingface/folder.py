@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -65,7 +66,34 @@ def from_huggingface(
     Raises:
         ValueError: the folder cannot be read, or its network is not known.
     """
-    place = Path(folder)
+    with values_of(Path(folder) / CONFIG):
+        return _network_of(Path(folder), task, weights, padding, new_head)
+
+
+@contextmanager
+def values_of(file: Path) -> Iterator[None]:
+    """Says in a line that a file of somebody else's holds values of another kind.
+
+    Raises:
+        ValueError: something failed by them.
+    """
+    try:
+        yield
+    except (LookupError, TypeError, AttributeError, ArithmeticError) as error:
+        raise ValueError(
+            f"{file} is damaged: it has a value of another kind than its library writes"
+            f" ({type(error).__name__}: {reason(error)})"
+        ) from None
+
+
+def _network_of(
+    place: Path,
+    task: TaskName | None,
+    weights: Literal["float32", "bfloat16"] | None,
+    padding: int | None,
+    new_head: bool,
+) -> Transformer:
+    """See `from_huggingface`."""
     config = read_json(place, CONFIG)
     kind = _kind_of(config)
     found = _Folder(place, kind, weights)

@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 
 from fedtailor._base.choice import require
 from fedtailor._base.files import atomic_write, reason
-from fedtailor.models.huggingface.folder import open_tensors, read_json
+from fedtailor.models.huggingface.folder import open_tensors, read_json, values_of
 from fedtailor.models.huggingface.transformer import Transformer
 from fedtailor.models.low_rank import BASE, A, B, Lora, lora
 from fedtailor.models.model import Model
@@ -57,7 +57,12 @@ def from_peft(network: Transformer, folder: Path | str) -> Lora:
         isinstance(network, Transformer),
         f"from_peft takes a network of from_huggingface, not {network!r}",
     )
-    folder = Path(folder)
+    with values_of(Path(folder) / CONFIG):
+        return _adapter_of(network, Path(folder))
+
+
+def _adapter_of(network: Transformer, folder: Path) -> Lora:
+    """See `from_peft`."""
     config = read_json(folder, CONFIG)
     for key, allowed in ONLY.items():
         require(

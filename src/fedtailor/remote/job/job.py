@@ -26,6 +26,7 @@ from fedtailor.aggregation.uplink_tables import uplink_of_tables
 from fedtailor.algorithms.find import find_algorithm
 from fedtailor.data.federation.checks import MAX_SEED
 from fedtailor.data.tables.delimited import MISSING_WORDS
+from fedtailor.data.tables.hiding import MAX_NAME_LENGTH, MAX_NAMES
 from fedtailor.data.tables.kinds import MAX_MAGNITUDE, Kind
 from fedtailor.data.tables.options import Hazard
 from fedtailor.data.tables.windows import Windowing
@@ -837,6 +838,13 @@ def _schema(data: _Data) -> Schema:
                     ("data", "columns", name),
                     f"{name} has the category {missing[0]!r}, which stands for a missing"
                     " cell; write another word in the clients' files",
+                )
+            longest = max(map(len, kind))
+            if len(kind) > MAX_NAMES or longest > MAX_NAME_LENGTH:
+                raise ConfigError(
+                    ("data", "columns", name),
+                    f"{name} has {len(kind):,} categories of up to {longest:,} characters;"
+                    f" it can have {MAX_NAMES:,}, of {MAX_NAME_LENGTH}",
                 )
             columns[name], kinds[name] = tuple(kind), "category"
         elif isinstance(kind, Scale):

@@ -14,7 +14,7 @@ from fedtailor._base.choice import require
 from fedtailor._base.groups import MIN_ROWS
 from fedtailor._base.printable import join_names
 from fedtailor.aggregation.secure_sums import MIN_CLIENTS
-from fedtailor.data.tables.hiding import counts_of
+from fedtailor.data.tables.hiding import MAX_NAME_LENGTH, MAX_NAMES, counts_of
 from fedtailor.data.tables.kinds import ParsedColumn, parse_column
 from fedtailor.data.tables.options import TableOptions
 from fedtailor.data.tables.problems import Problems
@@ -213,16 +213,28 @@ def _input(name: str, column: ParsedColumn) -> tuple[str | None, str | None]:
         return None, (
             f"{name!r} is left out: fewer than two of its categories have {MIN_ROWS} rows"
         )
+    if len(listed) > MAX_NAMES or max(map(len, listed)) > MAX_NAME_LENGTH:
+        return None, (
+            f"{name!r} is left out: more than {MAX_NAMES:,} categories, or {MAX_NAME_LENGTH}"
+            " characters"
+        )
     rare = int((rows < MIN_ROWS).sum())
     note = f"{rare} categories of {name!r} are not listed: fewer than {MIN_ROWS} rows have them"
     return f"[{', '.join(map(_text, listed))}]", note if rare else None
 
 
 def _scale(cells: pl.Series, *, is_date: bool = False) -> str:
-    """Mean and deviation of numbers, or of dates in days, to two digits of the deviation."""
-    deviation = float(np.std(cells.to_numpy())) or 1.0
+    """Mean and deviation of numbers, or of dates in days, to two digits of the deviation.
+
+    The few smallest and largest ones count as the next ones: a typo, or a code for "not
+    measured", would be most of both.
+    """
+    numbers = np.sort(cells.to_numpy())
+    few = min(MIN_ROWS - 1, len(numbers) // 4)
+    numbers = numbers.clip(numbers[few], numbers[len(numbers) - few - 1])
+    deviation = float(numbers.std()) or 1.0
     digits = 1 - math.floor(math.log10(deviation))
-    mean = round(float(cells.mean()), digits)  # type: ignore[arg-type]
+    mean = round(float(numbers.mean()), digits)
     shown = (
         str(date(1970, 1, 1) + timedelta(round(mean))) if is_date else f"{mean:.15g}"
     )

@@ -30,6 +30,7 @@ from fedtailor.aggregation.secure_sums import (
     unsafe_combination,
 )
 from fedtailor.aggregation.sum_shares import (
+    SAME,
     ReleasedSums,
     SumHistory,
     others_hide,
@@ -478,8 +479,7 @@ class SecureSumClient:
         self._check_hidden(session, session.neighbours_in(~surviving))
         if self._equally is None:
             words = 1
-            own = weights[:, columns.index(self._client)]
-            masked = self._encoded(session.vector, own, len(columns))
+            masked = self._encoded(session.vector, weights, columns)
         else:
             words = session.vector.shape[-1]
             masked = session.vector.reshape(1, -1)
@@ -522,29 +522,35 @@ class SecureSumClient:
         return {"masked": masked}
 
     def _encoded(
-        self, vector: np.ndarray, weights: np.ndarray, clients: int
+        self, vector: np.ndarray, weights: np.ndarray, columns: Sequence[str]
     ) -> UInt32[np.ndarray, "s n"]:
-        """A vector times weights [s], with a part of the noise, as numbers that are added.
+        """A vector times this client's weights, with a part of the noise, as numbers that are
+        added.
 
         Args:
             vector: the numbers.
-            weights: one for each sum.
-            clients: over how many clients the sums are.
+            weights: [s, c] weight of each client in each sum.
+            columns: names of the clients.
         """
         fixed_point = FixedPoint(self._settings.range)
         with refusing(Refusal.SUM_RANGE):
             fixed_point.check(vector)
         numbers = vector.reshape(-1).astype(np.float64)
-        random = np.random.default_rng(int.from_bytes(_random_seed()))
-        deviation = NOISE_STEPS / math.sqrt(clients)
-        return np.stack(
-            [
-                fixed_point.encode(
-                    weight * numbers, random.normal(0, deviation, numbers.size)
-                )
-                for weight in weights
-            ]
-        )
+        # Not of names without a weight, which may be invented.
+        clients = np.maximum(np.count_nonzero(weights, axis=1), 1)
+        own = columns.index(self._client)
+        encoded = np.zeros((len(weights), numbers.size), np.uint32)
+        for row, weight in enumerate(weights[:, own]):
+            # The mean of several sums with the same weights would have less noise than one.
+            apart = np.abs(weights[:row] - weights[row]).max(axis=1)
+            if (apart <= SAME).any():
+                encoded[row] = encoded[int(apart.argmin())]
+                continue
+            random = np.random.default_rng(int.from_bytes(_random_seed()))
+            deviation = NOISE_STEPS / math.sqrt(clients[row])
+            noise = random.normal(0, deviation, numbers.size)
+            encoded[row] = fixed_point.encode(weight * numbers, noise)
+        return encoded
 
     def _check_hidden(
         self, session: _Session, absent: Collection[str]

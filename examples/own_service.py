@@ -21,7 +21,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import polars as pl
 
-from fedtailor.remote import Handle, join, serve
+from fedtailor.remote import Handle, RunLog, join, serve
 from fedtailor.remote.demo import free_port
 from fedtailor.remote.keys.kit import make_federation
 
@@ -75,14 +75,19 @@ clients = [
     threading.Thread(
         target=join,
         args=(f"wards/kits/{name}", f"{name}.csv"),
-        kwargs={"handle": handles[name], "log": quiet},
+        kwargs={"handle": handles[name], "log": RunLog(show=quiet)},
     )
     for name in CLIENTS
 ]
 coordinator = threading.Thread(
     target=serve,
     args=("wards",),
-    kwargs={"listen": "127.0.0.1", "handle": handles["coordinator"], "tell": quiet},
+    kwargs={
+        "listen": "127.0.0.1",
+        "handle": handles["coordinator"],
+        "tell": quiet,
+        "log": RunLog(show=quiet),
+    },
 )
 
 

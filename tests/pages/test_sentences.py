@@ -157,8 +157,9 @@ TESTED = {
             "test_no_client_tells_sums_of_its_columns_in_a_job_behind_masks",
             "test_clients_that_boost_tell_nothing_of_their_columns",
         ),
-        "the rounding of what single clients add does not show": (
+        "What each client adds has noise, in which its rounding": (
             "test_noise_hides_of_which_parts_a_sum_is",
+            "test_the_same_vector_has_the_same_noise",
         ),
         "add masks that do not cancel": (
             "test_clients_that_were_asked_different_things_give_no_sum",

@@ -51,7 +51,9 @@ def test_columns_are_those_of_the_table(tmp_path):
     said, patient, same, rare = notes
     assert said.startswith("means and deviations, to two digits, and categories are")
     assert patient.startswith("'patient' is left out") and "'same'" in same
-    assert rare.startswith("1 categories of 'ward' are not listed: fewer than 5 rows")
+    assert rare.startswith(
+        "1 categories of 'ward' are not listed, as fewer than 5 rows"
+    )
     # To two digits of the deviation: the mean of ages is 40.
     assert schema.scales["age"] == (40, 11)
     days = schema.scales["came on"][0] - (date(2024, 1, 1) - date(1970, 1, 1)).days

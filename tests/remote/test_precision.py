@@ -40,6 +40,7 @@ def test_a_wrong_precision_of_a_job_is_told_with_its_line(tmp_path):
         Clients(tmp_path / "job", model='precision = "half"')
 
 
+@pytest.mark.usefixtures("exact_sums")
 def test_sums_behind_masks_are_those_of_the_simulation_in_bfloat16(tmp_path):
     rest = "[privacy]\nsecure_aggregation = true"
     ours = Clients(tmp_path / "half", 2, method="fedavg", model=HALF, rest=rest)

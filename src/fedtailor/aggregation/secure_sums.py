@@ -62,21 +62,21 @@ _HEADROOM = 2.0**20
 for noise.
 """
 
-NOISE_STEPS = 2.0**8
-"""Standard deviation, in steps, of the noise that all clients together add to each number
-of a sum over machines.
+NOISE_STEPS = 2.0**9
+"""Standard deviation, in steps, of the noise that a client over machines adds to each number of
+a vector before it weighs and rounds it.
 
 A client's part is a model in single precision, times its weight, rounded. Where it can be one
 of few known models, which of all clients' add up to exactly this sum was a test of them in
 each number of each round: all counts of all clients followed. Noise of some hundred roundings
-hides these. (That of the same sums as real numbers it does not hide, see the page
-on secure aggregation.)
+hides these. (What the same sums of real numbers show it does not hide, see the page on
+secure aggregation.)
 """
 
 
-COUNTING_RANGE = 128.0
-"""The largest `SecureSums.range` with which shares of rows are added: noise has a deviation
-of 1.5e-5.
+COUNTING_RANGE = 64.0
+"""The largest `SecureSums.range` with which shares of rows are added: the noise of a client
+has a deviation of 1.5e-5.
 """
 
 
@@ -209,6 +209,12 @@ class SecureSums:
                 f" classes, which {name} needs: set sum_range to {COUNTING_RANGE:g} or less",
             )
             require(
+                not method.probe_tells_columns,
+                f"{name}'s clients would tell sums of their columns in answers to the probe,"
+                " beside which a sum of all shows what one hides: choose settings of the"
+                " method that need no probe, or leave out secure_aggregation",
+            )
+            require(
                 self.open_probe or not method.probes,
                 f"{name}'s server needs each client's answer to the probe, which no sum"
                 " hides; leave out secure_aggregation, or have clients answer it"
@@ -293,19 +299,10 @@ class FixedPoint:
             f"{self.range:g}; raise sum_range of the job's [privacy]",
         )
 
-    def encode(
-        self,
-        values: Float[np.ndarray, "..."],
-        noise: Float[np.ndarray, "..."] | float = 0,
-    ) -> UInt32[np.ndarray, "..."]:
-        """Encode numbers within the range as multiples of the step, modulo 2^32.
-
-        Args:
-            values: the numbers.
-            noise: what is added to them, in steps.
-        """
-        steps = np.rint(values.astype(np.float64) / self.step + noise)
-        return steps.astype(np.int64).astype(np.uint32)
+    def encode(self, values: Float[np.ndarray, "..."]) -> UInt32[np.ndarray, "..."]:
+        """Encode numbers within the range as multiples of the step, modulo 2^32."""
+        steps = np.rint(values.astype(np.float64) / self.step).astype(np.int64)
+        return steps.astype(np.uint32)
 
     def decode(self, steps: UInt32[np.ndarray, "..."]) -> NDArray[np.float64]:
         """Decode encoded numbers, or the sum of encoded numbers."""

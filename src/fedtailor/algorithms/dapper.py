@@ -211,6 +211,10 @@ class DAPPER(Algorithm):
     def probes(self) -> bool:
         return self.source == "moments"
 
+    @property
+    def probe_tells_columns(self) -> bool:
+        return self.probes
+
     def check(self, population: Population) -> None:
         self._training().check(population)
         require(

@@ -115,6 +115,10 @@ class FedDBE(FedAvg):
     def probes(self) -> bool:
         return True
 
+    @property
+    def probe_tells_columns(self) -> bool:
+        return True
+
     # on the server
     # ----------------------------------------------------------------------------------
 

@@ -199,6 +199,11 @@ class Algorithm:
         return False
 
     @property
+    def probe_tells_columns(self) -> bool:
+        """Whether answers to a probe are sums of a client's inputs, targets or features."""
+        return False
+
+    @property
     def probe_needs_all(self) -> bool:
         """Whether a probe fails if a client does not answer it in time. Otherwise
         `aggregate_probe` is given the answers of those at hand, and asks again.

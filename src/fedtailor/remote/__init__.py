@@ -24,14 +24,16 @@ if TYPE_CHECKING:
     from fedtailor.remote.service import Handle as Handle
     from fedtailor.remote.service import join as join
     from fedtailor.remote.serving import serve as serve
+    from fedtailor.remote.wire.run_log import RunLog as RunLog
 
 _HOMES = {
+    "RunLog": "fedtailor.remote.wire.run_log",
     "Handle": "fedtailor.remote.service",
     "join": "fedtailor.remote.service",
     "serve": "fedtailor.remote.serving",
 }
 
-__all__ = ["Handle", "join", "serve"]
+__all__ = ["Handle", "RunLog", "join", "serve"]
 
 
 def __getattr__(name: str) -> Any:

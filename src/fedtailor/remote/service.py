@@ -524,7 +524,7 @@ def agree_on_preprocessing(
         late: see `send_and_receive`.
 
     Returns:
-        The pooled statistics of all clients' tables; None without federated
+        The statistics of columns, pooled or of the job; None without
         preprocessing.
 
     Raises:

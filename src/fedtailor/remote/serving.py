@@ -46,7 +46,7 @@ def prepared(
 
     Yields:
         The connection; the numbers of rows [3] of each client that is ready, by name; and
-        the pooled statistics of their tables, None without federated preprocessing.
+        the statistics of columns, pooled or of the job; None without preprocessing.
 
     Raises:
         ValueError: see `connected`; or no client came.
@@ -231,7 +231,7 @@ def agreed_statistics(
         wait, known: see `agree_on_preprocessing`.
 
     Returns:
-        The pooled statistics of all clients' tables; None without federated
+        The statistics of columns, pooled or of the job; None without
         preprocessing.
 
     Raises:

@@ -94,6 +94,10 @@ class AutomaticPull(FedAvg):
         return self.lam == "auto"
 
     @property
+    def probe_tells_columns(self) -> bool:
+        return self.probes
+
+    @property
     def takes_weights(self) -> bool:
         # Variance components are estimated with degrees of freedom, numbers of rows.
         return self.lam != "auto"

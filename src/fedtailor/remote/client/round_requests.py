@@ -156,7 +156,11 @@ class RoundHandler:
             )
             with refusing(Refusal.NO_STATE):
                 self._sum_client = SecureSumClient(
-                    federation.names[0], plan.sums, history, least_clients
+                    federation.names[0],
+                    plan.sums,
+                    history,
+                    least_clients,
+                    secret_in(store.directory),
                 )
         # Whether masks or noise hide what this client sends.
         self._is_hidden = self._sum_client is not None or self._has_secret

@@ -65,7 +65,7 @@ def federation_from_rows(
     Args:
         job: the job.
         rows: the clients' rows by name.
-        statistics: pooled statistics of all clients' tables; None without federated
+        statistics: statistics of columns, pooled or of the job; None without
             preprocessing.
     """
     splits: dict[str, list[NDArray[np.int64]]] = {split: [] for split in SPLITS}
@@ -124,8 +124,8 @@ def read_all(
         files: the file of each client, by name.
 
     Returns:
-        The federation of all clients, and the pooled statistics of their tables (None
-        without federated preprocessing).
+        The federation of all clients, and the statistics of columns, pooled or of the
+        job (None without preprocessing).
 
     Raises:
         ValueError: a file does not fit the job.

@@ -219,7 +219,10 @@ def _input(name: str, column: ParsedColumn) -> tuple[str | None, str | None]:
             " characters"
         )
     rare = int((rows < MIN_ROWS).sum())
-    note = f"{rare} categories of {name!r} are not listed: fewer than {MIN_ROWS} rows have them"
+    note = (
+        f"{rare} categories of {name!r} are not listed, as fewer than {MIN_ROWS} rows have them;"
+        " a client with such rows does not start: list them, or write another word there"
+    )
     return f"[{', '.join(map(_text, listed))}]", note if rare else None
 
 
@@ -232,7 +235,8 @@ def _scale(cells: pl.Series, *, is_date: bool = False) -> str:
     numbers = np.sort(cells.to_numpy())
     few = min(MIN_ROWS - 1, len(numbers) // 4)
     numbers = numbers.clip(numbers[few], numbers[len(numbers) - few - 1])
-    deviation = float(numbers.std()) or 1.0
+    deviation = float(numbers.std())
+    deviation = deviation if deviation > 1e-100 else 1.0  # all the same
     digits = 1 - math.floor(math.log10(deviation))
     mean = round(float(numbers.mean()), digits)
     shown = (

@@ -162,7 +162,7 @@ def plan_of(job: Job, statistics: Statistics | None = None) -> Plan:
 
     Args:
         job: the job.
-        statistics: pooled statistics of all clients' tables; None without federated
+        statistics: statistics of columns, pooled or of the job; None without
             preprocessing.
 
     Raises:

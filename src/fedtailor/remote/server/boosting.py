@@ -72,7 +72,7 @@ def boost_clients(
         rows: numbers of training, validation and test rows [3] of each client, by name.
             All of them take part in every sum.
         directory: a new directory, for the shared trees.
-        statistics: pooled statistics of all clients' tables; None without federated
+        statistics: statistics of columns, pooled or of the job; None without
             preprocessing.
         resume: continue after the last round of a boosting of this job and these
             clients that ended early. All of them begin a new run with the trees of that

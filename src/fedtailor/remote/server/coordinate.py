@@ -75,7 +75,7 @@ def coordinate(
             checkpoint after every round.
         resume: continue the run in `directory` with the clients that it started with;
             other clients that are online are served as newcomers.
-        statistics: pooled statistics of all clients' tables; None without federated
+        statistics: statistics of columns, pooled or of the job; None without
             preprocessing.
         use_caches: whether vectors that a client has cached are not sent again; this
             needs clients whose processes live longer than one message.

@@ -39,7 +39,7 @@ def fit_clients(
         job: the job, with [regression].
         transport: carries messages to the clients.
         names: of the clients; all of them take part in every sum.
-        statistics: pooled statistics of all clients' tables; None without federated
+        statistics: statistics of columns, pooled or of the job; None without
             preprocessing.
         patience: how many seconds to retry a sum that a client does not answer.
 

@@ -68,7 +68,7 @@ class StepsServer:
         transport: carries messages to the clients.
         names: of the clients; all of them take part in every sum.
         run: identity of the run.
-        statistics: pooled statistics of all clients' tables; None without federated
+        statistics: statistics of columns, pooled or of the job; None without
             preprocessing.
         patience: how many seconds to retry a step that a client does not answer.
 

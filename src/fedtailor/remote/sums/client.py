@@ -10,8 +10,8 @@ the round's sums.
 import hashlib
 import hmac
 import json
-import math
 import os
+import secrets
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,13 +30,13 @@ from fedtailor.aggregation.secure_sums import (
     unsafe_combination,
 )
 from fedtailor.aggregation.sum_shares import (
-    SAME,
     ReleasedSums,
     SumHistory,
     others_hide,
     share_of,
 )
 from fedtailor.aggregation.whole_numbers import add_words, negative_words
+from fedtailor.remote.keys.secret import seed_from
 from fedtailor.remote.sums.masks import (
     CIPHERTEXT_BYTES,
     CODE_BYTES,
@@ -142,6 +142,7 @@ class SecureSumClient:
         history: file in which the client keeps the weights of the sums that it has a
             part in; None = it forgets them when it is started again.
         least: the least number of clients in a sum that this client allows.
+        secret: from which noise follows; None = another one in each process.
 
     Raises:
         ValueError: the file cannot be read.
@@ -153,8 +154,10 @@ class SecureSumClient:
         settings: SecureSums,
         history: Path | None = None,
         least: int = MIN_CLIENTS,
+        secret: int | None = None,
     ) -> None:
         self._client, self._settings, self._least = client, settings, least
+        self._secret = secrets.randbits(64) if secret is None else secret
         self._history = SumHistory(settings.scope, history)
         # The vectors not yet sent, by kind and index. The index is None until the
         # server asks for single rows of a kind.
@@ -479,7 +482,8 @@ class SecureSumClient:
         self._check_hidden(session, session.neighbours_in(~surviving))
         if self._equally is None:
             words = 1
-            masked = self._encoded(session.vector, weights, columns)
+            own = weights[:, columns.index(self._client)]
+            masked = self._encoded(session, own)
         else:
             words = session.vector.shape[-1]
             masked = session.vector.reshape(1, -1)
@@ -522,35 +526,22 @@ class SecureSumClient:
         return {"masked": masked}
 
     def _encoded(
-        self, vector: np.ndarray, weights: np.ndarray, columns: Sequence[str]
+        self, session: _Session, weights: np.ndarray
     ) -> UInt32[np.ndarray, "s n"]:
-        """A vector times this client's weights, with a part of the noise, as numbers that are
-        added.
+        """A vector with noise times weights [s], as numbers that are added.
 
-        Args:
-            vector: the numbers.
-            weights: [s, c] weight of each client in each sum.
-            columns: names of the clients.
+        The same vector has the same noise, in whatever sums, also in another try of a round
+        or another run: sums of it with other noise would have a mean with less.
         """
         fixed_point = FixedPoint(self._settings.range)
         with refusing(Refusal.SUM_RANGE):
-            fixed_point.check(vector)
-        numbers = vector.reshape(-1).astype(np.float64)
-        # Not of names without a weight, which may be invented.
-        clients = np.maximum(np.count_nonzero(weights, axis=1), 1)
-        own = columns.index(self._client)
-        encoded = np.zeros((len(weights), numbers.size), np.uint32)
-        for row, weight in enumerate(weights[:, own]):
-            # The mean of several sums with the same weights would have less noise than one.
-            apart = np.abs(weights[:row] - weights[row]).max(axis=1)
-            if (apart <= SAME).any():
-                encoded[row] = encoded[int(apart.argmin())]
-                continue
-            random = np.random.default_rng(int.from_bytes(_random_seed()))
-            deviation = NOISE_STEPS / math.sqrt(clients[row])
-            noise = random.normal(0, deviation, numbers.size)
-            encoded[row] = fixed_point.encode(weight * numbers, noise)
-        return encoded
+            fixed_point.check(session.vector)
+        numbers = session.vector.reshape(-1)
+        named = json.dumps(session.vector_name).encode()
+        seed = seed_from(self._secret, b"sums", named, numbers.tobytes())
+        noise = np.random.default_rng(seed).normal(size=numbers.size)
+        noisy = numbers + NOISE_STEPS * fixed_point.step * noise
+        return np.stack([fixed_point.encode(weight * noisy) for weight in weights])
 
     def _check_hidden(
         self, session: _Session, absent: Collection[str]

@@ -52,7 +52,7 @@ def test_columns_are_those_of_the_table(tmp_path):
     assert said.startswith("means and deviations, to two digits, and categories are")
     assert patient.startswith("'patient' is left out") and "'same'" in same
     assert rare.startswith(
-        "1 categories of 'ward' are not listed, as fewer than 5 rows"
+        "1 of the categories of 'ward' not listed, as fewer than 5 rows"
     )
     # To two digits of the deviation: the mean of ages is 40.
     assert schema.scales["age"] == (40, 11)

@@ -118,9 +118,11 @@ class Scale:
         for name, number in {"mean": mean, "sd": sd}.items():
             require(
                 type(number) in (int, float) and abs(number) <= MAX_MAGNITUDE,
-                f"its {name} is {shortened(repr(number))}; it must be a number",
+                f"its {name} is {shortened(repr(number))}; it must be a number up to"
+                f" {MAX_MAGNITUDE:g}",
             )
-        require(sd >= 1 / MAX_MAGNITUDE, f"its sd is {sd:g}; it must be above 0")
+        least = 1 / MAX_MAGNITUDE
+        require(sd >= least, f"its sd is {sd:g}; it must be {least:g} or more")
         return Scale(float(mean), float(sd), kind)
 
 

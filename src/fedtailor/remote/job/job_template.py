@@ -220,8 +220,8 @@ def _input(name: str, column: ParsedColumn) -> tuple[str | None, str | None]:
         )
     rare = int((rows < MIN_ROWS).sum())
     note = (
-        f"{rare} categories of {name!r} are not listed, as fewer than {MIN_ROWS} rows have them;"
-        " a client with such rows does not start: list them, or write another word there"
+        f"{rare} of the categories of {name!r} not listed, as fewer than {MIN_ROWS} rows have"
+        " one: a client with such rows does not start; list them, or write another word there"
     )
     return f"[{', '.join(map(_text, listed))}]", note if rare else None
 

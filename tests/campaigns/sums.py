@@ -75,7 +75,7 @@ class ChosenSums:
         most = int(rng.choice([4, 4, 50]))
         with (
             patch.object(sum_client, "MAX_NEIGHBOURS", most),
-            patch.object(sum_client, "NOISE_STEPS", 0.0),
+            patch("fedtailor.aggregation.secure_sums.NOISE", 0.0),
             patch.object(sum_server, "unsafe_sums", lambda *arguments: {}),
             patch.object(sum_server, "normalized", lambda weights, surviving: weights),
         ):

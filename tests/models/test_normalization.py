@@ -2,6 +2,7 @@
 padding, and the zoo's networks.
 """
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -253,3 +254,15 @@ def test_resnet_18_has_torchvisions_arrays():
 def test_refusals(build, message):
     with pytest.raises(ValueError, match=message):
         build()
+
+
+def test_a_variance_below_zero_counts_as_zero():
+    """A mean of clients' variances that was added behind masks has noise."""
+    layer = BatchNorm(2)
+    x = jnp.ones((2, 3, 4, 4))
+    found = []
+    for variance in ([0.0, 1.0], [-1e-4, 1.0]):
+        noisy = eqx.tree_at(lambda it: it.running_variance, layer, jnp.array(variance))
+        found.append(np.asarray(noisy(x)))
+    assert np.isfinite(found[0]).all()
+    np.testing.assert_array_equal(*found)

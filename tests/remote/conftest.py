@@ -42,4 +42,4 @@ def client_lines():
 @pytest.fixture
 def exact_sums(monkeypatch):
     """Sums behind masks without noise, so that all else can be compared to the bit."""
-    monkeypatch.setattr("fedtailor.remote.sums.client.NOISE_STEPS", 0.0)
+    monkeypatch.setattr("fedtailor.aggregation.secure_sums.NOISE", 0.0)

@@ -15,7 +15,7 @@ pytest.importorskip("Crypto", reason="secure sums need PyCryptodome (extra feder
 
 from conformance.examples import PLAIN, example
 from fedtailor.aggregation.pipelines import Cast, Clip
-from fedtailor.aggregation.secure_sums import NOISE_STEPS, FixedPoint, SecureSums
+from fedtailor.aggregation.secure_sums import NOISE, FixedPoint, SecureSums
 from fedtailor.algorithms import (
     MAPPER,
     SCAFFOLD,
@@ -170,7 +170,7 @@ def test_a_simulation_with_secure_sums_gives_the_models_to_the_bit(
 
 def test_a_class_that_no_client_has_is_none_beside_noise(tmp_path, monkeypatch):
     """The noise of its count was taken for rows, and the noise of its features divided by it."""
-    monkeypatch.setattr("fedtailor.remote.sums.client.NOISE_STEPS", NOISE_STEPS)
+    monkeypatch.setattr("fedtailor.aggregation.secure_sums.NOISE", NOISE)
 
     federation = clients()
     last = federation.classes - 1

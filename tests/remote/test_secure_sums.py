@@ -16,7 +16,7 @@ pytest.importorskip("Crypto", reason="secure sums need PyCryptodome (extra feder
 
 from fedtailor.aggregation.secure_sums import (
     MAX_SHARE,
-    NOISE_STEPS,
+    NOISE,
     FixedPoint,
     SecureSums,
     add_up,
@@ -565,23 +565,23 @@ def test_noise_hides_of_which_parts_a_sum_is(monkeypatch):
         for name, weight in zip(names, weights, strict=True)
     ]
     found = {}
-    for deviation in (0.0, NOISE_STEPS):
-        monkeypatch.setattr(sum_client, "NOISE_STEPS", deviation)
+    for deviation in (0.0, NOISE):
+        monkeypatch.setattr("fedtailor.aggregation.secure_sums.NOISE", deviation)
         circle = Circle(names)
         circle.vectors = shares
         circle.begin(0)
         opened = np.rint(circle.run([weights])[0][0] / point.step)
         errors = opened - sum(parts)
-        assert np.abs(errors).max() <= 4 * deviation + 1e-3
+        assert np.abs(errors).max() <= 4 * deviation / point.step + 1e-3
         found[deviation] = np.abs(errors) < 0.5
-    assert found[0.0].all() and found[NOISE_STEPS].mean() < 0.1
+    assert found[0.0].all() and found[NOISE].mean() < 0.1
 
 
 def test_the_same_vector_has_the_same_noise(monkeypatch):
     """In each try of a round it had another, and the mean of 25 sums with the same weights
     had little of it.
     """
-    monkeypatch.setattr(sum_client, "NOISE_STEPS", NOISE_STEPS)
+    monkeypatch.setattr("fedtailor.aggregation.secure_sums.NOISE", NOISE)
     vector = np.zeros(10_000, np.float32)
 
     def part(secret, vector, *weights, name=("model", None)):
@@ -589,10 +589,16 @@ def test_the_same_vector_has_the_same_noise(monkeypatch):
         session = sum_client._Session("s", vector, name, ReleasedSums())
         return client._encoded(session, np.array(weights)).view(np.int32)
 
+    assert [FixedPoint(it).noise / NOISE for it in (128.0, 64.0, 2.0, 0.5)] == [
+        2,
+        1,
+        1,
+        0.5,
+    ]
     first, again = part(7, vector, 0.5, 0.5)
     np.testing.assert_array_equal(first, again)
     np.testing.assert_array_equal(first, part(7, vector, 0.5)[0])
-    assert 0.95 < first.std() / (0.5 * NOISE_STEPS) < 1.05
+    assert 0.95 < first.std() * FixedPoint(64.0).step / (0.5 * NOISE) < 1.05
     for others in (
         part(8, vector, 0.5)[0],
         part(7, vector + 1e-20, 0.5)[0],

@@ -62,9 +62,9 @@ _HEADROOM = 2.0**20
 for noise.
 """
 
-NOISE_STEPS = 2.0**9
-"""Standard deviation, in steps, of the noise that a client over machines adds to each number of
-a vector before it weighs and rounds it.
+NOISE = 2.0**-16
+"""Standard deviation of the noise that a client over machines adds to each number of a vector
+before it weighs and rounds it (see `FixedPoint.noise`).
 
 A client's part is a model in single precision, times its weight, rounded. Where it can be one
 of few known models, which of all clients' add up to exactly this sum was a test of them in
@@ -285,6 +285,13 @@ class FixedPoint:
     def step(self) -> float:
         """The distance between two neighbouring numbers: 3e-8 for a range of 64."""
         return self.range / (2.0**31 - _HEADROOM)
+
+    @property
+    def noise(self) -> float:
+        """The standard deviation of a client's noise: 1.5e-5, and in proportion to ranges above
+        64, or below 1.
+        """
+        return NOISE * max(self.range / 64, min(self.range, 1.0))
 
     def check(self, vector: Float[np.ndarray, "..."]) -> None:
         """Check that a vector can be encoded.

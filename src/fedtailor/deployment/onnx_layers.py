@@ -169,7 +169,8 @@ def _convolution(graph: Graph, layer: layers.Convolution, x: str) -> str:
 
 
 def _batch_norm(graph: Graph, layer: normalization.BatchNorm, x: str) -> str:
-    values = (layer.scale, layer.bias, layer.running_mean, layer.running_variance)
+    variance = np.maximum(layer.running_variance, 0)
+    values = (layer.scale, layer.bias, layer.running_mean, variance)
     return graph.node(
         "BatchNormalization",
         x,

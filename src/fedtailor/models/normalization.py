@@ -124,6 +124,8 @@ class BatchNorm(StatefulLayer):
     def _normalized(self, x: Array, mean: Array, variance: Array) -> Array:
         # One factor for each channel combines the division by the standard deviation and
         # the multiplication by the scale, so that each pixel needs one multiplication.
+        # A mean of clients' variances that was added behind masks has noise.
+        variance = jnp.maximum(variance, 0)
         factor = _per_channel(self.scale * jax.lax.rsqrt(variance + EPSILON), x)
         return (x - _per_channel(mean, x)) * factor + _per_channel(self.bias, x)
 

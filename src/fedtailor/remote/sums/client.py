@@ -23,7 +23,6 @@ from fedtailor.aggregation.secure_sums import (
     MAX_CLIENTS,
     MAX_SHARE,
     MIN_CLIENTS,
-    NOISE_STEPS,
     FixedPoint,
     SecureSums,
     clients_of_sums,
@@ -540,7 +539,7 @@ class SecureSumClient:
         named = json.dumps(session.vector_name).encode()
         seed = seed_from(self._secret, b"sums", named, numbers.tobytes())
         noise = np.random.default_rng(seed).normal(size=numbers.size)
-        noisy = numbers + NOISE_STEPS * fixed_point.step * noise
+        noisy = numbers + fixed_point.noise * noise
         return np.stack([fixed_point.encode(weight * noisy) for weight in weights])
 
     def _check_hidden(

@@ -213,7 +213,7 @@ class SecureSumServer:
 
         Returns:
             The sums [s, n], and whether each sum is available [s]. The error of a sum
-            is the weighted sum of the clients' noise (`NOISE_STEPS`), and at most half a
+            is the weighted sum of the clients' noise (`FixedPoint.noise`), and at most half a
             step of `FixedPoint` for each client, times the total of its absolute weights,
             divided by the surviving fraction of that total.
 

@@ -95,6 +95,11 @@ class RunLog(Lines):
 
     Raises:
         ValueError: there is no such level, or the file cannot be written.
+
+    Example:
+        >>> from fedtailor.remote import RunLog
+        >>> lines = []
+        >>> log = RunLog("warning", show=lines.append)  # for serve(..., log=log)
     """
 
     def __init__(

@@ -26,7 +26,4 @@ for name in north south west; do
     kit="$directory/wards/kits/$name"
     cp "$directory/wards/job.toml" "$kit/"
     $fedtailor federation join "$kit" --init-policy
-    # The job learns means and deviations of the columns from sums over clients.
-    sed 's/^federated_statistics = false/federated_statistics = true/' "$kit/policy.toml" > "$kit/policy.new"
-    mv "$kit/policy.new" "$kit/policy.toml"
 done

@@ -273,6 +273,7 @@ def test_the_lstm_refuses_numbers_that_are_no_ids():
     ("name", "settings"),
     [
         ("gru", {"layers": 10**9}),
+        ("lstm", {"vocabulary": 9, "layers": 10**9}),
         ("resnet", {"depth": 6 * 10**11 + 2}),
         ("mlp", {"hidden": [8] * 20_000}),
     ],

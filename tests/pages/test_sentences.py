@@ -153,11 +153,11 @@ TESTED = {
         "a job adds models, or the sums of boosting or a regression, and not both": (
             "test_a_job_that_boosts_trains_nothing_else",
         ),
-        "no client sends anything about its": (
+        "tells sums of its own columns without masks or noise": (
             "test_no_client_tells_sums_of_its_columns_in_a_job_behind_masks",
             "test_clients_that_boost_tell_nothing_of_their_columns",
         ),
-        "What each client adds has noise, in which its rounding": (
+        "What each client adds of models has noise, in which": (
             "test_noise_hides_of_which_parts_a_sum_is",
             "test_the_same_vector_has_the_same_noise",
         ),

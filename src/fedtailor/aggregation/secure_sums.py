@@ -2,7 +2,7 @@
 which sums hide each client, and the fixed-point numbers that are added.
 
 Over machines they are computed behind masks (`fedtailor.remote`). A simulation computes the
-same numbers from the vectors themselves (`hidden_update`).
+same numbers from the vectors themselves (`hidden_update`), without noise.
 """
 
 import math
@@ -436,7 +436,8 @@ def add_up(
     settings: SecureSums,
     earlier: ReleasedSums,
 ) -> tuple[Sums, ReleasedSums]:
-    """Weighted sums as all clients compute them together, if none of them leaves.
+    """Weighted sums as all clients compute them together, if none of them leaves, without
+    their noise.
 
     Args:
         weights: weight of each client in each sum.

@@ -63,18 +63,21 @@ def _add_tree(
     """Add the nodes of one tree that a row can get to.
 
     Raises:
-        ValueError: it is no tree: a node does not come after the one that asks.
+        ValueError: it is no tree: two ways lead to a node, or one to none.
     """
-    waiting = [0]
+    waiting, seen = [0], {0}
     while waiting:
         node = waiting.pop()
         is_leaf = tree["input"][node] < 0
-        children = tree["left"][node], tree["right"][node]
-        require(
-            bool(is_leaf) or all(node < it < len(tree["input"]) for it in children),
-            "the trees are damaged: a node of one is not below the node that leads to it",
-        )
-        left, right = map(int, children)
+        left, right = tree["left"][node], tree["right"][node]
+        if not is_leaf:
+            for child in (left, right):
+                require(
+                    0 <= child < len(tree["input"]) and child not in seen,
+                    "the trees are damaged: two ways lead to a node of one, or one to none",
+                )
+                seen.add(int(child))
+        left, right = (0, 0) if is_leaf else (int(left), int(right))
         values = (
             number,
             node,

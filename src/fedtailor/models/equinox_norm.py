@@ -10,13 +10,16 @@ from jaxtyping import Array, Float
 
 from fedtailor.protocol import along_axis
 
+_NONE = 1e-3
+"""Up to here a mean of clients' counters or flags is 0: behind masks it has noise."""
+
 
 class WeightedBatchNorm(eqx.nn.BatchNorm):
     """`eqx.nn.BatchNorm` that ignores examples of weight 0 (padding).
 
     The counter of steps (mode "batch") and the flag of the first batch (mode "ema") are
     floating-point numbers, so that they can be entries of theta and be averaged over
-    clients.
+    clients, behind masks with noise (`_NONE`).
     """
 
     sample_weight: Float[Array, ""] | None
@@ -65,7 +68,7 @@ class WeightedBatchNorm(eqx.nn.BatchNorm):
         def per_channel(values: Float[Array, " channels"]) -> Array:
             return along_axis(values, 0, x.ndim)
 
-        deviation = jnp.sqrt(per_channel(variance) + self.eps)
+        deviation = jnp.sqrt(per_channel(jnp.maximum(variance, 0)) + self.eps)
         out = (x - per_channel(mean)) / deviation
         if self.weight is None or self.bias is None:
             return out, state
@@ -86,7 +89,7 @@ class WeightedBatchNorm(eqx.nn.BatchNorm):
         # 1 - momentum^steps. Divide by this sum.
         counter = state.get(_require_index(self.batch_counter))
         mean, variance = state.get(_require_index(self.batch_state_index))
-        scale = jnp.where(counter == 0, 1, 1 - self.momentum**counter)
+        scale = jnp.where(counter <= _NONE, 1, 1 - self.momentum**counter)
         return mean / scale, variance / scale, state
 
     def _training_statistics(
@@ -119,7 +122,7 @@ class WeightedBatchNorm(eqx.nn.BatchNorm):
 
         is_first = state.get(_require_index(self.ema_first_time_index))
         # The first batch's statistics become the running statistics.
-        replaces_running = (is_first > 0) & ~is_empty
+        replaces_running = (is_first > _NONE) & ~is_empty
 
         def first_or_average(running: Array, batch: Array) -> Array:
             return jnp.where(replaces_running, batch, average(running, batch))

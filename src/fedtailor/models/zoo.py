@@ -316,6 +316,9 @@ class SequenceLSTM(StreamArchitecture):
     hidden: int
     layers: int
 
+    def __post_init__(self) -> None:
+        check_layers("layers", self.layers)
+
     @property
     def known_tokens(self) -> int:
         return self.vocabulary
@@ -414,7 +417,6 @@ def lstm(
         ("vocabulary", vocabulary, 2),
         ("embedding", embedding, 1),
         ("hidden", hidden, 1),
-        ("layers", layers, 1),
     ):
         if value < minimum:
             raise ValueError(f"{name} is {value}; it must be {minimum} or more")

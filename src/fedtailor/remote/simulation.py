@@ -26,7 +26,7 @@ def simulate_job(
     callbacks: Sequence[Callback] = (),
     replay: Path | None = None,
 ) -> Run:
-    """Train by a job on all clients' rows, to the bit as the clients would.
+    """Train by a job on all clients' rows, to the bit as the clients would, but for noise.
 
     Models are measured even if the job lets clients send no scores. Where clients may be
     late, they are equally fast, or their answers are taken as a run of machines took them.

@@ -97,7 +97,7 @@ def test_trees_that_lead_in_circles_are_refused():
     columns = {name: [] for name in onnx_trees._COLUMNS}
     onnx_trees._add_tree(columns, tree, 0, 0)
     assert columns["nodes_nodeids"] == [0, 1, 2]
-    for wrong in (0.0, 3.0, np.nan):
+    for wrong in (0.0, 1.0, 3.0, -1.0, np.nan):
         tree["right"][0] = wrong
-        with pytest.raises(ValueError, match="is not below the node"):
+        with pytest.raises(ValueError, match="two ways lead to a node"):
             onnx_trees._add_tree(columns, tree, 0, 0)

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Describe:
     """Have the clients of a federation describe their tables by counts and sums: rows,
-    missing cells, categories, histograms, correlations, and where clients differ. Or
-    show, at a client, what it would send.
+    missing cells, categories, histograms, and where clients differ; with --epsilon, if the
+    job has secure_aggregation. Or show, at a client, what it would send.
     """
 
     dir: DirArgument

@@ -83,7 +83,9 @@ class InitOptions:
     federations).
     """
     data: Path | None = None
-    """A table such as clients have, from which the template's columns are filled in."""
+    """A table such as clients have, from which the template's columns are filled in: all
+    clients read its categories, and means and deviations to two digits.
+    """
     target: str | None = None
     """With --data: the column to predict."""
     event: str | None = None

@@ -61,7 +61,9 @@ def _normalized_channels(
     def per_channel(values: Array) -> Array:
         return along_axis(values, channel_axis, array.ndim)
 
-    y = (array - per_channel(mean)) * per_channel(lax.rsqrt(variance + epsilon))
+    # A mean of clients' variances that was added behind masks has noise.
+    scale = lax.rsqrt(jnp.maximum(variance, 0) + epsilon)
+    y = (array - per_channel(mean)) * per_channel(scale)
     if weight is not None:
         y = y * per_channel(weight)
     if bias is not None:

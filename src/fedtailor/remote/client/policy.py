@@ -264,8 +264,9 @@ class Policy:
                 f"({noise})",
             ],
             "statistics": [
-                f"of single columns may{'' if self.sends_statistics else ' not'} be"
-                " sent before training"
+                "of single columns may"
+                f"{'' if self.sends_statistics and not self.secure_aggregation_only else ' not'}"
+                " be sent before training"
             ],
             "columns": textwrap.wrap(
                 _listed(used if self.columns is None else self.columns), 64

@@ -90,7 +90,7 @@ class JobHandler:
         self._data, self._log = data, client_log(name)
         self._table: ClientTable | None = None
         self._describer: Describer | None = None
-        # The pooled statistics of all clients, once they are taken.
+        # The statistics of columns, once they are taken, if the job does not say them.
         self._taken: Statistics | None = None
         self._rounds: RoundHandler | None = None
         if job.schema.preprocessing == "none":
@@ -263,23 +263,22 @@ class JobHandler:
         self._taken = pooled
 
     def _convert(self, statistics: Statistics) -> ClientExamples:
-        """Convert the table to examples by pooled statistics.
+        """Convert the table to examples by statistics, pooled or of the job.
 
         Raises:
             Refused: the table does not fit them.
         """
         assert self._table is not None
-        if not self._job.schema.federated:
-            return self._table.rows(statistics)
         train, schema = self._examples.training_rows, self._job.schema
         with refusing(Refusal.TABLE):
-            check_scale(statistics, self._table.statistics(train), schema)
+            if schema.federated:
+                check_scale(statistics, self._table.statistics(train), schema)
             rows = self._table.rows(statistics)
         far = int((np.abs(rows.x) == MAX_INPUT).any(axis=1).sum())
         if far:
             self._log.warning(
                 f"{self._data.name}: {far} rows have cells farther than {MAX_INPUT:g}"
-                " standard deviations from the pooled mean, which count as so far"
+                " standard deviations from the mean, which count as so far"
             )
         return rows
 

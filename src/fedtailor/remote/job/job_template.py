@@ -36,7 +36,7 @@ address = "{address}"       # host name or IP address of the coordinator, and it
 [data]                            # one row for each example; files with more columns are welcome, these are read
 {target}val = 0.1                         # shares of each client's rows that do not train
 test = 0.2
-preprocessing = "job"             # gaps filled, numbers scaled, as said here; "federated": by clients' sums, not masked
+preprocessing = "job"             # gaps filled, numbers scaled as said here; "federated": by clients' sums; "none"
 [data.columns]                    # inputs: mean and sd of numbers and dates, a list of categories, or "boolean"
 {inputs}
 [model]
@@ -242,7 +242,7 @@ def _scale(cells: pl.Series, *, is_date: bool = False) -> str:
     shown = (
         str(date(1970, 1, 1) + timedelta(round(mean))) if is_date else f"{mean:.15g}"
     )
-    return f"{{ mean = {shown}, sd = {deviation:.2g} }}"
+    return f"{{ mean = {shown}, sd = {float(f'{deviation:.2g}'):.15g} }}"
 
 
 def _rounded_ends(values: NDArray[np.float64]) -> tuple[float, ...]:

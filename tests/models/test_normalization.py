@@ -257,8 +257,10 @@ def test_refusals(build, message):
         build()
 
 
-def test_a_variance_below_zero_counts_as_zero():
-    """A mean of clients' variances that was added behind masks has noise."""
+def test_a_variance_little_below_zero_counts_as_zero():
+    """A mean of clients' variances that was added behind masks has noise. (One far below is a
+    divergence, see test_batch_norm.)
+    """
     layer = BatchNorm(2)
     x = jnp.ones((2, 3, 4, 4))
     found = []

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
+from fedtailor.models.normalization import without_noise
 from fedtailor.protocol import along_axis
 
 _NONE = 1e-3
@@ -68,7 +69,7 @@ class WeightedBatchNorm(eqx.nn.BatchNorm):
         def per_channel(values: Float[Array, " channels"]) -> Array:
             return along_axis(values, 0, x.ndim)
 
-        deviation = jnp.sqrt(per_channel(jnp.maximum(variance, 0)) + self.eps)
+        deviation = jnp.sqrt(per_channel(without_noise(variance)) + self.eps)
         out = (x - per_channel(mean)) / deviation
         if self.weight is None or self.bias is None:
             return out, state

@@ -23,6 +23,9 @@ MOMENTUM = 0.1
 GROUPS = 2
 """Groups of `GroupNorm`, as in the federated ResNets of Reddi et al. 2021."""
 
+MOST_NOISE = 1e-2
+"""Variances down to so far below 0 may be 0 with noise (`without_noise`)."""
+
 ChannelStatistics = tuple[Float[Array, " channels"], Float[Array, " channels"]]
 """A mean and a variance of each channel."""
 
@@ -48,6 +51,13 @@ class StatefulLayer(eqx.Module):
         Returns:
             The output, and the layer with new running statistics.
         """
+
+
+def without_noise(variance: Float[Array, "..."]) -> Float[Array, "..."]:
+    """Variances of which those a little below 0 are 0: a mean of clients' variances that was
+    added behind masks has noise. One far below 0 is a divergence, and gives NaN.
+    """
+    return jnp.where(variance > -MOST_NOISE, jnp.maximum(variance, 0), variance)
 
 
 class GroupNorm(eqx.Module):
@@ -124,9 +134,8 @@ class BatchNorm(StatefulLayer):
     def _normalized(self, x: Array, mean: Array, variance: Array) -> Array:
         # One factor for each channel combines the division by the standard deviation and
         # the multiplication by the scale, so that each pixel needs one multiplication.
-        # A mean of clients' variances that was added behind masks has noise.
-        variance = jnp.maximum(variance, 0)
-        factor = _per_channel(self.scale * jax.lax.rsqrt(variance + EPSILON), x)
+        deviation = jax.lax.rsqrt(without_noise(variance) + EPSILON)
+        factor = _per_channel(self.scale * deviation, x)
         return (x - _per_channel(mean, x)) * factor + _per_channel(self.bias, x)
 
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
-from fedtailor.models.normalization import batch_statistics
+from fedtailor.models.normalization import batch_statistics, without_noise
 from fedtailor.models.pytorch.layout import FeatureMaps, Value, torch_layout
 from fedtailor.models.pytorch.operations import Context, Unsupported, operation
 from fedtailor.protocol import along_axis
@@ -61,9 +61,8 @@ def _normalized_channels(
     def per_channel(values: Array) -> Array:
         return along_axis(values, channel_axis, array.ndim)
 
-    # A mean of clients' variances that was added behind masks has noise.
-    scale = lax.rsqrt(jnp.maximum(variance, 0) + epsilon)
-    y = (array - per_channel(mean)) * per_channel(scale)
+    scale = per_channel(lax.rsqrt(without_noise(variance) + epsilon))
+    y = (array - per_channel(mean)) * scale
     if weight is not None:
         y = y * per_channel(weight)
     if bias is not None:

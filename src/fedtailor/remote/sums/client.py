@@ -537,9 +537,10 @@ class SecureSumClient:
             fixed_point.check(session.vector)
         numbers = session.vector.reshape(-1)
         named = json.dumps(session.vector_name).encode()
-        seed = seed_from(self._secret, b"sums", named, numbers.tobytes())
-        noise = np.random.default_rng(seed).normal(size=numbers.size)
-        noisy = numbers + fixed_point.noise * noise
+        content = hashlib.sha256(np.ascontiguousarray(numbers)).digest()
+        seed = seed_from(self._secret, b"sums", named, content)
+        noise = np.random.default_rng(seed).standard_normal(numbers.size, np.float32)
+        noisy = numbers.astype(np.float64) + fixed_point.noise * noise
         return np.stack([fixed_point.encode(weight * noisy) for weight in weights])
 
     def _check_hidden(

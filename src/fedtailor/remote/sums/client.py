@@ -537,7 +537,7 @@ class SecureSumClient:
             fixed_point.check(session.vector)
         numbers = session.vector.reshape(-1)
         named = json.dumps(session.vector_name).encode()
-        content = hashlib.sha256(np.ascontiguousarray(numbers)).digest()
+        content = hashlib.sha256(numbers.tobytes()).digest()
         seed = seed_from(self._secret, b"sums", named, content)
         noise = np.random.default_rng(seed).standard_normal(numbers.size, np.float32)
         noisy = numbers.astype(np.float64) + fixed_point.noise * noise

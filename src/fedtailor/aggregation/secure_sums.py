@@ -73,7 +73,6 @@ hides these. (What the same sums of real numbers show it does not hide, see the 
 secure aggregation.)
 """
 
-
 COUNTING_RANGE = 64.0
 """The largest `SecureSums.range` with which shares of rows are added: the noise of a client
 has a deviation of 1.5e-5.

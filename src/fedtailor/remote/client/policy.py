@@ -109,6 +109,11 @@ class Policy:
         """Whether sums of columns may be sent, which have no noise."""
         return self.federated_statistics and not self.noise_only
 
+    @property
+    def shows_statistics(self) -> bool:
+        """Whether sums of its own columns may be sent, which have neither noise nor masks."""
+        return self.sends_statistics and not self.secure_aggregation_only
+
     def check_job(self, job: Job) -> None:
         """Check that the policy allows a job.
 
@@ -264,9 +269,8 @@ class Policy:
                 f"({noise})",
             ],
             "statistics": [
-                "of single columns may"
-                f"{'' if self.sends_statistics and not self.secure_aggregation_only else ' not'}"
-                " be sent before training"
+                f"of single columns may{'' if self.shows_statistics else ' not'} be"
+                " sent before training"
             ],
             "columns": textwrap.wrap(
                 _listed(used if self.columns is None else self.columns), 64

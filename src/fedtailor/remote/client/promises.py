@@ -59,7 +59,7 @@ PROMISES = (
     Promise(
         "before training: counts, means and sums of columns, names of categories",
         "federated_statistics = true, secure_aggregation_only = false, noise_only = false",
-        lambda policy: policy.sends_statistics and not policy.secure_aggregation_only,
+        lambda policy: policy.shows_statistics,
         tells_columns,
     ),
     Promise(
@@ -77,7 +77,7 @@ PROMISES = (
     Promise(
         "counts of its rows, as they follow from own intercepts or Cox's regression",
         "federated_statistics = true, secure_aggregation_only = false, noise_only = false",
-        lambda policy: policy.sends_statistics and not policy.secure_aggregation_only,
+        lambda policy: policy.shows_statistics,
         shows_own_counts,
     ),
     Promise(

@@ -275,7 +275,8 @@ class JobHandler:
                 check_scale(statistics, self._table.statistics(train), schema)
             rows = self._table.rows(statistics)
         far = int((np.abs(rows.x) == MAX_INPUT).any(axis=1).sum())
-        if far:
+        # A number that stays as it is may be as large.
+        if far and any(map(schema.is_scaled, schema.columns)):
             self._log.warning(
                 f"{self._data.name}: {far} rows have cells farther than {MAX_INPUT:g}"
                 " standard deviations from the mean, which count as so far"

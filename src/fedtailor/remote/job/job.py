@@ -271,6 +271,10 @@ class Schema:
     windowing: Windowing | None = None
     stratified: bool = True
 
+    def is_scaled(self, name: str) -> bool:
+        """Whether a column's numbers are scaled, or stay as they are."""
+        return self.federated or name in self.scales
+
     @property
     def federated(self) -> bool:
         """Whether the preprocessing follows from sums that clients tell of their columns."""

@@ -282,8 +282,7 @@ class ClientTable:
         """
 
         def most(name: str) -> float:
-            is_scaled = self.schema.federated or name in self.schema.scales
-            return MAX_INPUT if is_scaled else MAX_UNSCALED
+            return MAX_INPUT if self.schema.is_scaled(name) else MAX_UNSCALED
 
         preprocessing = statistics.preprocessing(self.schema)
         x = np.empty((self.frame.height, len(preprocessing.inputs)), np.float32)

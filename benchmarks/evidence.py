@@ -340,10 +340,9 @@ def _item(path: Path, entry: dict[str, Any]) -> Item:
 def show(queue: Queue, names: Sequence[str]) -> None:
     """Print how far all entries are."""
     running = queue.running()
-    table = Table("name", "state", "runs", "core h left", "fills", box=None)
-    for column in table.columns[:4]:
+    table = Table("name and what it fills", "state", "runs", "core h left", box=None)
+    for column in table.columns[1:]:
         column.no_wrap = True
-    table.columns[4].overflow = "fold"
     total = 0.0
     errors = []
     for item in queue.items:
@@ -352,7 +351,8 @@ def show(queue: Queue, names: Sequence[str]) -> None:
         progress = queue.progress(item, running)
         total += progress.hours
         hours = f"{progress.hours:.1f}"
-        table.add_row(item.name, progress.state, progress.runs, hours, item.fills)
+        what = f"{item.name}\n  {item.fills}"
+        table.add_row(what, progress.state, progress.runs, hours)
         if progress.error:
             errors.append(f"{item.name}: {progress.error}")
     console = Console(highlight=False)

@@ -117,11 +117,12 @@ def _order(group: tuple[str, str, str]) -> tuple[bool, bool, bool, bool]:
 
 def _missing(quote: str, run: Set[tuple[str, str]]) -> str:
     """Settings of a headline that were not run, by column."""
-    missing: dict[str, list[str]] = {}
+    missing: dict[str, dict[str, None]] = {}
     for claim in read_claims()["claim"]:
         column, setting = claim["columns"][0], claim.get("setting")
         if claim["quote"] == quote and setting and (column, setting) not in run:
-            missing.setdefault(column, []).append(setting)
+            # A setting may have several claims, by what it is compared with.
+            missing.setdefault(column, {})[setting] = None
     return "; ".join(f"{column}: {', '.join(of)}" for column, of in missing.items())
 
 

@@ -191,20 +191,25 @@ def test_one_group_is_fedavg_at_no_more_than_the_cost_of_the_probes(kind, stream
     )
 
 
-def test_the_server_asks_until_20_rounds_are_over():
-    server = WarmUp(
+def asking(groups):
+    """The server before its first probe, with these groups of the last clear one."""
+    return WarmUp(
         initial=jnp.zeros(2),
-        ids=np.arange(3),
-        sizes=np.full(3, 5),
+        ids=np.arange(len(groups)),
+        sizes=np.full(len(groups), 5),
         rounds=0,
         asked=np.zeros((0, 2)),
         best=0.0,
-        groups=np.zeros(3, int),
+        groups=groups,
         streams=None,
         stands=False,
         sketch=None,
         fresh=False,
     )
+
+
+def test_the_server_asks_until_20_rounds_are_over():
+    server = asking(np.zeros(3, int))
     for rounds in range(23):
         before = server.replace(rounds=rounds)
         assert before.asks == (rounds in ASKED_AFTER or rounds > 20)
@@ -336,20 +341,64 @@ def test_a_probe_that_shows_less_does_not_count():
             training.advance()
         before = training.server
         others = (before.groups + 1) * (np.arange(CLIENTS) != 3)
-        # the best silhouette and the groups before; whether this probe counts
+        # the best silhouette and the groups before; whether this probe counts, and
+        # whether it is the last
         cases = [
-            (0.0, others, True),
-            (1.0, others, False),
-            (1.0, next_probe(training).stream, True),
+            (0.0, others, True, False),
+            (1.0, others, False, False),
+            (1.0, next_probe(training).stream, True, True),
         ]
-        for best, groups, counts in cases:
+        for best, groups, counts, is_last in cases:
             training.server = before.replace(best=best, groups=groups, stands=False)
             after = next_probe(training)
             state = after.streams if isinstance(after, WarmUp) else after
             is_new = not np.array_equal(state.rows, before.streams.rows)
             assert is_new == counts
-            # Clear groups that stand one more probe end the warm-up.
-            assert isinstance(after, UCFLState) == (best == 1.0)
+            # Clear groups that one more probe finds end the warm-up.
+            assert isinstance(after, UCFLState) == is_last
+
+
+ONE_APART = np.array([0, 0, 0, 0, 0, 1])
+HALVES = np.array([0, 0, 0, 1, 1, 1])
+THIRDS = np.array([0, 0, 1, 1, 2, 2])
+
+
+@pytest.mark.parametrize(
+    ("probes", "used"),
+    [
+        # What seeds 13 and 15 of `emnist-rotated` show: one client is far from all
+        # others, once.
+        (
+            [(0.56, ONE_APART), (0.2, HALVES), (0.64, THIRDS), (0.74, THIRDS)],
+            [True, False, True, True],
+        ),
+        (
+            [(0.61, ONE_APART), (0.2, HALVES), (0.57, THIRDS), (0.66, THIRDS)],
+            [True, False, False, True],
+        ),
+        # The same groups, less clearly, and after a probe that shows none.
+        ([(0.61, ONE_APART), (0.55, HALVES), (0.52, HALVES)], [True, False, True]),
+        ([(0.7, HALVES), (0.3, THIRDS), (0.6, HALVES)], [True, False, True]),
+        # Groups that are not clear end nothing.
+        ([(0.4, HALVES), (0.45, HALVES), (0.3, HALVES)], [True, True, False]),
+    ],
+)
+def test_asking_ends_when_two_clear_probes_find_the_same_groups(
+    probes, used, monkeypatch
+):
+    server = asking(np.zeros(6, int))
+    probe = Probe(np.eye(6), np.ones(6), np.full(6, 9))
+    monkeypatch.setattr(warm_up, "differ", lambda probe: True)
+    for index, ((score, groups), is_used) in enumerate(zip(probes, used, strict=True)):
+        chosen = (int(groups.max()) + 1, {int(groups.max()) + 1: score})
+        monkeypatch.setattr(warm_up, "choose_streams", lambda rows, it=chosen: it)
+        monkeypatch.setattr(
+            warm_up, "k_means", lambda rows, k, it=groups: (it, np.zeros(k))
+        )
+        server, counts = server.after_probe(probe, np.ones(6, bool), "eq9")
+        assert counts == is_used
+        is_last = index == len(probes) - 1 and score > 0.5
+        assert server.stands == is_last
 
 
 def test_groups_that_only_the_first_probe_shows_are_kept():

@@ -102,14 +102,14 @@ class UCFL(PaperUCFL):
     gradients may say little about who resembles whom. By default it is made after 0, 1,
     2, 5, 10 and 20 rounds of FedAvg. Groups of clients are clear if their silhouette is
     0.5 or more. UCFL uses the probe with the largest silhouette, or a later one that
-    finds the same clear groups. Asking ends when one more probe finds the same clear
-    groups, or none that are clearer, and after 20 rounds in any case. Until then all
-    clients train FedAvg's model, and are served mixes of the models that they sent last,
-    with the weights of the probe that is used so far. Clients answer with sketches of
-    1,024 numbers, whose distances are those of the gradients to about 4 %. If no test of
-    all clients together finds the gradients to differ, there is a single stream, and
-    training goes on as FedAvg. If they differ without clear groups, `streams="auto"`
-    gives each client a stream of its own.
+    finds the same clear groups. Asking ends when two clear probes, one after the other,
+    find the same groups, when clients no longer differ after a clear one, and after 20
+    rounds in any case. Until then all clients train FedAvg's model, and are served
+    mixes of the models that they sent last, with the weights of the probe that is used
+    so far. Clients answer with sketches of 1,024 numbers, whose distances are those of
+    the gradients to about 4 %. If no test of all clients together finds the gradients
+    to differ, there is a single stream, and training goes on as FedAvg. If they differ
+    without clear groups, `streams="auto"` gives each client a stream of its own.
 
     The choice of n_k, the number of samples of a batch in the variances, is not in the
     papers. A small n_k gives FedAvg, a large one training alone. One probe is enough

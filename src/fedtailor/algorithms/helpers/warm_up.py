@@ -6,9 +6,10 @@ are distributed unevenly the gradients tell the labels apart and little else. Af
 rounds of FedAvg they show what one model for all does not fit. Later still they may show
 nothing, where that model comes to fit all data. So the server asks again and again, at
 growing distances. The probe that shows the clearest groups counts, and one that finds
-the same clear groups again replaces it. Asking ends when clear groups have stood one
-more probe, or after the last one. A probe counts only with the answers of all clients:
-if some were late at the last one, the server asks again after the next round.
+the same clear groups again replaces it. Asking ends when two clear probes, one after the
+other, find the same groups, or after the last one. A probe counts only with the answers
+of all clients: if some were late at the last one, the server asks again after the next
+round.
 
 Meanwhile all clients train FedAvg's model, so that probes are always made at it. They
 are served more than that: mixes of the models that they sent last, with the weights of
@@ -87,14 +88,15 @@ class WarmUp(BeforeProbe):
     best: float
     """The silhouette of the best probe so far."""
     groups: Int[np.ndarray, " m"]
-    """The clients' groups of that silhouette."""
+    """The clients' groups in the last probe that was clear; before it, all one group."""
     streams: UCFLState | None
     """The streams of the best probe so far, which clients are served: mixes of the
     models that they sent last, for each of which they had trained FedAvg's model. None =
     no probe has found clients to differ, and they are served FedAvg's model.
     """
     stands: bool
-    """Whether these groups are clear, and one more probe found the same or none clearer.
+    """Whether two clear probes, one after the other, found these groups, or clients no
+    longer differed after a clear one.
     """
     sketch: int | None
     """The seed of the sketches; None = clients send whole gradients."""
@@ -178,13 +180,16 @@ class WarmUp(BeforeProbe):
         streams, silhouettes = choose_streams(rows)
         groups, _ = k_means(rows, streams)
         silhouette = float(silhouettes.get(streams, 0.0))
-        is_same = silhouette >= CLEAR and bool((groups == self.groups).all())
+        # One client apart from all others is enough for a high silhouette, and is gone in
+        # the next probe: groups are found when two clear probes agree on them.
+        is_clear = silhouette >= CLEAR
+        is_same = is_clear and bool((groups == self.groups).all())
         counts = silhouette >= self.best or is_same
-        server = self._asked_again(silhouette).replace(
-            stands=self.best >= CLEAR and (is_same or not counts), fresh=True
-        )
+        server = self._asked_again(silhouette).replace(stands=is_same, fresh=True)
         if counts:
-            server = server.replace(best=silhouette, groups=groups)
+            server = server.replace(best=silhouette)
+        if is_clear:
+            server = server.replace(groups=groups)
         return server, counts
 
     def _asked_again(self, silhouette: float) -> "WarmUp":

@@ -70,8 +70,10 @@ def test_processes_whose_coordinator_sees_sums_only_give_the_models_of_the_simul
     files = demo.prepare(directory, method, rounds=2, privacy=SECURE)
     simulated = demo.simulate_demo(directory, files)
     demo.deploy(directory, files, killed=None)
-    # Each client adds noise of 1.5e-5 before its numbers are added.
-    assert_same_models(directory, simulated, within=3e-4)
+    # Each client adds noise of 1.5e-5 before its numbers are added, which the training
+    # of the second round makes up to 25 times as large. Without that noise the two are
+    # the same to the bit (tests/remote/test_secure_aggregation.py).
+    assert_same_models(directory, simulated, within=1e-3)
     entries = pl.read_parquet(directory / "run" / LEDGER).filter(
         pl.col("phase") == "round"
     )

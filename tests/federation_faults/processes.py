@@ -41,10 +41,13 @@ def campaign(directory, kills, seed, say=print, method="ditto"):
         try:
             for _ in range(kills):
                 done = demo.rounds_done(directory)
-                if serving.poll() is not None or done >= rounds - 1:
+                if serving.poll() is not None or done >= rounds - 2:
                     break
                 demo.wait_for_round(directory, done + 1, serving)
-                time.sleep(draw.uniform(0.0, 3.0))
+                # At a random moment of the next three rounds, however long these take.
+                begun = time.monotonic()
+                demo.wait_for_round(directory, done + 2, serving)
+                time.sleep(draw.uniform(0.0, 3.0) * (time.monotonic() - begun))
                 kind, victim = (
                     draw.choice(["coordinator", "client", "both"]),
                     draw.choice(sorted(clients)),

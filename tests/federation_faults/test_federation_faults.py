@@ -49,6 +49,5 @@ def test_a_trial_notices_what_is_lost(trials, monkeypatch):
 )
 @pytest.mark.parametrize("method", ["fedavg", "ditto"])
 def test_random_kills_of_processes_change_no_bit(method, tmp_path):
-    tried, good = campaign(tmp_path / "digits", kills=10, seed=0, method=method)
-    # On a busy machine the rounds may be over before the last kills.
-    assert good == tried and tried >= 5
+    found = campaign(tmp_path / "digits", kills=10, seed=0, method=method)
+    assert found == (10, 10)

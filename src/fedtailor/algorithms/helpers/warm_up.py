@@ -185,11 +185,12 @@ class WarmUp(BeforeProbe):
         is_clear = silhouette >= CLEAR
         is_same = is_clear and bool((groups == self.groups).all())
         counts = silhouette >= self.best or is_same
-        server = self._asked_again(silhouette).replace(stands=is_same, fresh=True)
-        if counts:
-            server = server.replace(best=silhouette)
-        if is_clear:
-            server = server.replace(groups=groups)
+        server = self._asked_again(silhouette).replace(
+            best=silhouette if counts else self.best,
+            groups=groups if is_clear else self.groups,
+            stands=is_same,
+            fresh=True,
+        )
         return server, counts
 
     def _asked_again(self, silhouette: float) -> "WarmUp":

@@ -259,3 +259,17 @@ def test_a_wrong_queue_is_one_line(script, tmp_path, text, message):
 def test_the_queue_has_experiments_that_exist(script):
     for item in script.read_queue(SCRIPT.parent / "evidence.toml"):
         assert item.command or item.file.exists(), item.name
+
+
+def test_committed_results_are_of_the_settings_of_today(script, tmp_path):
+    # A setting that a method got later, with its old behaviour as default, changes the
+    # digest: compare the settings with those of the results' commit, and write the new
+    # digest into evidence.json.
+    compared = 0
+    for item in script.read_queue(SCRIPT.parent / "evidence.toml"):
+        record = script.ROOT / "results" / item.name / script.RECORD
+        if record.exists():
+            digest = json.loads(record.read_text("utf-8"))["digest"]
+            assert digest == item.digest(tmp_path), item.name
+            compared += 1
+    assert compared

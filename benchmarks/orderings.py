@@ -240,7 +240,7 @@ def _ordering(claim: dict[str, Any], column: str, below: str) -> Ordering:
         quote=claim["quote"],
         setting=claim.get("setting", ""),
         in_table=claim.get("row", False),
-        size=SMALLER if experiment.name.endswith("-quick") else PUBLISHED,
+        size=SMALLER if experiment.name.endswith(("-quick", "-third")) else PUBLISHED,
         above=claim["above"],
         below=(
             below if "below_table" not in claim else f"{below} ({claim['below_table']})"

@@ -53,8 +53,8 @@ WORKER = HERE / "workers" / "queued.py"
 RECORD = "evidence.json"
 RUNNING = "running"
 """The file that holds the name of the entry that is run now."""
-ESTIMATES = ("run", "plan", "rounds", "guess")
-"""What core hours rest on: the run itself, `compare --plan`, some rounds, or nothing."""
+ESTIMATES = ("plan", "rounds", "guess")
+"""What core hours rest on: `compare --plan`, some rounds, or nothing."""
 NICENESS = 10
 GRACE = 900.0
 """Seconds in which a stopped experiment may finish and save its round."""
@@ -67,16 +67,14 @@ class Item:
     Attributes:
         name: of its folder in results/.
         fills: which published table or figure.
-        core_hours: estimate for all of its runs.
-        by: what that rests on, one of `ESTIMATES`.
+        core_hours: estimate for all of its runs; None = its results say what they took.
         file: the experiment file, if it is an experiment.
         command: a script and its arguments, if it is not.
     """
 
     name: str
     fills: str
-    core_hours: float
-    by: str
+    core_hours: float | None
     file: Path
     command: tuple[str, ...] = ()
 
@@ -165,21 +163,23 @@ class Queue:
             item: the entry.
             running: name of the entry that a queue is running now, if any.
         """
+        core_hours = 0.0
         try:
+            core_hours = self._core_hours(item)
             done = self._is_done(item, item.digest(self.directory))
             finished, runs = (0, 1)
             if not item.command:
                 comparison = item.comparison(self.directory)
                 finished, runs = comparison.finished(), comparison.experiment.runs
         except ValueError as problem:
-            return Progress("wrong", "", item.core_hours, str(problem))
+            return Progress("wrong", "", core_hours, str(problem))
         error_file = self._file(item, "error")
         error = error_file.read_text("utf-8") if error_file.exists() else ""
         count = "" if item.command else f"{finished} of {runs}"
         if done:
             return Progress("done", "" if item.command else f"{runs} of {runs}", 0.0)
         state = "running" if item.name == running else "failed" if error else "missing"
-        left = item.core_hours * (1 - finished / runs)
+        left = core_hours * (1 - finished / runs)
         return Progress(state, count, left, "" if state == "running" else error)
 
     def running(self) -> str | None:
@@ -271,11 +271,27 @@ class Queue:
         return f"ended by signal {-code}" if code < 0 else last
 
     def _is_done(self, item: Item, digest: str) -> bool:
+        return self._record(item).get("digest") == digest
+
+    def _core_hours(self, item: Item) -> float:
+        """What all runs of an entry take: an estimate, or what its results took.
+
+        Raises:
+            ValueError: there is neither.
+        """
+        if item.core_hours is not None:
+            return item.core_hours
+        hours = self._record(item).get("core_hours")
+        require(hours is not None, "has no results yet, and lacks 'core_hours'")
+        return hours
+
+    def _record(self, item: Item) -> dict[str, Any]:
+        """What is known of an entry's results; empty if there are none."""
         try:
             record = json.loads((self.results / item.name / RECORD).read_text("utf-8"))
-            return record["digest"] == digest
-        except (OSError, ValueError, KeyError, TypeError):
-            return False
+        except (OSError, ValueError):
+            return {}
+        return record if isinstance(record, dict) else {}
 
     def _record_error(self, item: Item, error: str) -> None:
         path = self._file(item, "error")
@@ -320,21 +336,23 @@ def read_queue(path: Path) -> list[Item]:
 def _item(path: Path, entry: dict[str, Any]) -> Item:
     name = entry.get("name")
     require(isinstance(name, str), f"{path}: an entry stands there without a name")
-    for key in ("fills", "core_hours", "by"):
-        require(key in entry, f"{path}: {name} lacks {key!r}")
+    require("fills" in entry, f"{path}: {name} lacks 'fills'")
+    # What an estimate rests on says how far to trust it.
+    together = ("core_hours" in entry) == ("by" in entry)
+    require(together, f"{path}: {name} needs both 'core_hours' and 'by', or neither")
     unknown = entry.keys() - {"name", "file", "command", "fills", "core_hours", "by"}
     require(not unknown, f"{path}: {name} has unknown keys: {', '.join(unknown)}")
-    hours = entry["core_hours"]
-    is_number = isinstance(hours, int | float)
-    require(is_number, f"{path}: core_hours is {hours!r}; it must be a number")
-    by = entry["by"]
-    known = ", ".join(ESTIMATES)
-    require(by in ESTIMATES, f"{path}: by is {by!r}; it must be one of {known}")
+    hours = entry.get("core_hours")
+    if hours is not None:
+        is_number = isinstance(hours, int | float)
+        require(is_number, f"{path}: core_hours is {hours!r}; it must be a number")
+        by, known = entry["by"], ", ".join(ESTIMATES)
+        require(by in ESTIMATES, f"{path}: by is {by!r}; it must be one of {known}")
     file = ROOT / "experiments" / f"{name}.toml"
     if "file" in entry:
         file = path.parent / entry["file"]
     require(file.stem == name, f"{path}: {name} is not the name of {file.name}")
-    return Item(name, entry["fills"], hours, by, file, tuple(entry.get("command", ())))
+    return Item(name, entry["fills"], hours, file, tuple(entry.get("command", ())))
 
 
 def show(queue: Queue, names: Sequence[str]) -> None:

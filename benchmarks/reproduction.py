@@ -166,7 +166,6 @@ def missing() -> str:
         "plan": "`--plan`",
         "rounds": "some rounds",
         "guess": "a guess",
-        "run": "a run",
     }
     lines = [
         WRITTEN,

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import polars as pl
@@ -246,6 +247,10 @@ def test_what_is_stopped_is_not_done(script, folder, monkeypatch, program):
         (f"{ITEM.format('a', 'a')}\nhours = 3", "unknown keys: hours"),
         (f"{ITEM.format('a', 'a')}\n{ITEM.format('a', 'a')}", "a stands there twice"),
         (ITEM.format("a", "a").replace("= 2", '= "two"'), "core_hours is 'two'"),
+        (
+            ITEM.format("a", "a").replace('by = "plan"', ""),
+            "both 'core_hours' and 'by'",
+        ),
     ],
 )
 def test_a_wrong_queue_is_one_line(script, tmp_path, text, message):
@@ -259,6 +264,25 @@ def test_a_wrong_queue_is_one_line(script, tmp_path, text, message):
 def test_the_queue_has_experiments_that_exist(script):
     for item in script.read_queue(SCRIPT.parent / "evidence.toml"):
         assert item.command or item.file.exists(), item.name
+
+
+def test_only_experiments_without_results_have_an_estimate(script):
+    for item in script.read_queue(SCRIPT.parent / "evidence.toml"):
+        record = script.ROOT / "results" / item.name / script.RECORD
+        assert (item.core_hours is None) == record.exists(), item.name
+
+
+def test_an_experiment_with_other_settings_takes_what_its_results_took(script, folder):
+    queue = script.Queue(
+        script.read_queue(folder / "queue.toml"), folder / "state", folder / "results"
+    )
+    item = replace(queue.items[0], core_hours=None)
+    unknown = queue.progress(item, None)
+    assert unknown.state == "wrong" and "lacks 'core_hours'" in unknown.error
+    record = folder / "results" / "grid" / "evidence.json"
+    record.parent.mkdir(parents=True)
+    record.write_text('{"digest": "of other settings", "core_hours": 7.5}')
+    assert queue.progress(item, None) == script.Progress("missing", "0 of 3", 7.5)
 
 
 def test_committed_results_are_of_the_settings_of_today(script, tmp_path):

@@ -18,10 +18,8 @@ again when the queue is started again.
 """
 
 import argparse
-import hashlib
 import json
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -43,7 +41,9 @@ from rich.table import Table
 from fedtailor._base.choice import require
 from fedtailor.engine.executors import Settings
 from fedtailor.engine.storage import DirectoryLock, Unusable
+from fedtailor.engine.storage.comparison_index import read_index
 from fedtailor.engine.storage.lock import LOCK
+from fedtailor.engine.storage.run_files import COMPARISON_INDEX
 from fedtailor.lab.experiments.compare import Comparison
 from fedtailor.lab.experiments.experiment import load_experiment
 
@@ -68,15 +68,13 @@ class Item:
         name: of its folder in results/.
         fills: which published table or figure.
         core_hours: estimate for all of its runs; None = its results say what they took.
-        file: the experiment file, if it is an experiment.
-        command: a script and its arguments, if it is not.
+        file: the experiment file.
     """
 
     name: str
     fills: str
     core_hours: float | None
     file: Path
-    command: tuple[str, ...] = ()
 
     def comparison(self, directory: Path) -> Comparison:
         """The experiment, with its runs in a directory.
@@ -90,9 +88,6 @@ class Item:
 
     def digest(self, directory: Path) -> str:
         """A digest of the settings, which says whether results are of this entry."""
-        if self.command:
-            text = json.dumps(self.command)
-            return hashlib.sha256(text.encode()).hexdigest()[:10]
         return self.comparison(directory).digest()
 
 
@@ -102,7 +97,7 @@ class Progress:
 
     Attributes:
         state: done, running, failed, or missing.
-        runs: finished runs, and all of them; empty for a command.
+        runs: finished runs, and all of them; empty if the experiment file is wrong.
         hours: estimated core hours that are left.
         error: of a failed entry, or of one whose experiment file is wrong.
     """
@@ -167,20 +162,18 @@ class Queue:
         try:
             core_hours = self._core_hours(item)
             done = self._is_done(item, item.digest(self.directory))
-            finished, runs = (0, 1)
-            if not item.command:
-                comparison = item.comparison(self.directory)
-                finished, runs = comparison.finished(), comparison.experiment.runs
+            comparison = item.comparison(self.directory)
+            finished, runs = comparison.finished(), comparison.experiment.runs
         except ValueError as problem:
             return Progress("wrong", "", core_hours, str(problem))
         error_file = self._file(item, "error")
         error = error_file.read_text("utf-8") if error_file.exists() else ""
-        count = "" if item.command else f"{finished} of {runs}"
         if done:
-            return Progress("done", "" if item.command else f"{runs} of {runs}", 0.0)
+            return Progress("done", f"{runs} of {runs}", 0.0)
         state = "running" if item.name == running else "failed" if error else "missing"
         left = core_hours * (1 - finished / runs)
-        return Progress(state, count, left, "" if state == "running" else error)
+        error = "" if state == "running" else error
+        return Progress(state, f"{finished} of {runs}", left, error)
 
     def running(self) -> str | None:
         """Name of the entry that a queue is running now."""
@@ -198,22 +191,15 @@ class Queue:
             The error; "" if there is none, or the queue is stopped.
         """
         (self.directory / RUNNING).write_text(item.name, "utf-8")
-        started, used = monotonic(), _seconds_of_children()
+        started = monotonic()
         commit, begun = _commit(), _now()
         _say(f"{item.name}: {item.fills}")
-        output = self._file(item, "txt")
-        error = self._work(item, self._program(item), output)
-        self._add_seconds(item, _seconds_of_children() - used)
-        if error or self.stopping.is_set():
-            return error
-        folder = self.results / item.name
-        if item.command:
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / "output.txt").write_text(output.read_text("utf-8"), "utf-8")
-        else:
-            report = ["fedtailor", "report", str(self.directory), item.name]
-            report += ["--out", str(self.results), "--compact"]
-            error = self._work(item, report, output)
+        # The tables are written by a report of their own.
+        compare = ["compare", str(item.file), "--out", str(self.directory), "--json"]
+        report = ["report", str(self.directory), item.name]
+        report += ["--out", str(self.results), "--compact"]
+        for arguments in (compare, report):
+            error = self._work(item, arguments)
             if error or self.stopping.is_set():
                 return error
         record = {
@@ -221,34 +207,28 @@ class Queue:
             "commit": commit,
             "started": begun,
             "finished": _now(),
-            "core_hours": float(f"{self._seconds(item) / 3600:.2g}"),
+            "core_hours": self._hours_of_runs(item),
             "machine": machine("jax", "numpy"),
         }
+        folder = self.results / item.name
         (folder / RECORD).write_text(json.dumps(record, indent=1) + "\n", "utf-8")
         _say(f"{item.name}: done in {(monotonic() - started) / 60:.0f} min: {folder}")
         return ""
 
-    def _program(self, item: Item) -> list[str]:
-        if item.command:
-            return [str(HERE / item.command[0]), *item.command[1:]]
-        out = ["--out", str(self.directory)]
-        # The tables are written by a report of their own.
-        return ["fedtailor", "compare", str(item.file), *out, "--json"]
-
-    def _work(self, item: Item, program: Sequence[str], output: Path) -> str:
-        """Run a command in a process of its own, until it ends or the queue stops.
+    def _work(self, item: Item, arguments: Sequence[str]) -> str:
+        """Run `fedtailor` in a process of its own, until it ends or the queue stops.
 
         Returns:
             The error; "" if there is none, or the queue is stopped.
         """
         log = self._file(item, "log")
         lock = str(self.directory / "worker.lock")
-        with log.open("a", encoding="utf-8") as errors, output.open("wb") as printed:
-            print(f"{_now()} {' '.join(program)}", file=errors, flush=True)
+        with log.open("a", encoding="utf-8") as errors:
+            print(f"{_now()} {' '.join(arguments)}", file=errors, flush=True)
             worker = subprocess.Popen(
-                [sys.executable, str(WORKER), lock, *program],
+                [sys.executable, str(WORKER), lock, *arguments],
                 stdin=subprocess.PIPE,
-                stdout=printed,
+                stdout=subprocess.DEVNULL,
                 stderr=errors,
                 # Ctrl-C is for the queue, which ends the worker by its pipe.
                 start_new_session=True,
@@ -300,15 +280,10 @@ class Queue:
         else:
             path.unlink(missing_ok=True)
 
-    def _seconds(self, item: Item) -> float:
-        """Core seconds that an entry has taken so far, in all starts of the queue."""
-        with suppress(OSError, ValueError):
-            return float(self._file(item, "seconds").read_text("utf-8"))
-        return 0.0
-
-    def _add_seconds(self, item: Item, seconds: float) -> None:
-        total = self._seconds(item) + seconds
-        self._file(item, "seconds").write_text(f"{total:.1f}", "utf-8")
+    def _hours_of_runs(self, item: Item) -> float | None:
+        """Core hours of an entry's runs, in all starts; None if a run did not measure it."""
+        seconds = read_index(self.directory / item.name / COMPARISON_INDEX).core_seconds
+        return None if seconds is None else float(f"{seconds / 3600:.2g}")
 
     def _file(self, item: Item, ending: str) -> Path:
         folder = self.directory / "queue"
@@ -340,7 +315,7 @@ def _item(path: Path, entry: dict[str, Any]) -> Item:
     # What an estimate rests on says how far to trust it.
     together = ("core_hours" in entry) == ("by" in entry)
     require(together, f"{path}: {name} needs both 'core_hours' and 'by', or neither")
-    unknown = entry.keys() - {"name", "file", "command", "fills", "core_hours", "by"}
+    unknown = entry.keys() - {"name", "file", "fills", "core_hours", "by"}
     require(not unknown, f"{path}: {name} has unknown keys: {', '.join(unknown)}")
     hours = entry.get("core_hours")
     if hours is not None:
@@ -352,7 +327,7 @@ def _item(path: Path, entry: dict[str, Any]) -> Item:
     if "file" in entry:
         file = path.parent / entry["file"]
     require(file.stem == name, f"{path}: {name} is not the name of {file.name}")
-    return Item(name, entry["fills"], hours, file, tuple(entry.get("command", ())))
+    return Item(name, entry["fills"], hours, file)
 
 
 def show(queue: Queue, names: Sequence[str]) -> None:
@@ -390,12 +365,6 @@ def _commit() -> str:
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
     return commit.decode().strip() + ("+" if changed else "")
-
-
-def _seconds_of_children() -> float:
-    """Core seconds of the processes that this one has started and that have ended."""
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return usage.ru_utime + usage.ru_stime
 
 
 def _now() -> str:

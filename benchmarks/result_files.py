@@ -20,7 +20,7 @@ from fedtailor.lab.results.tables import TABLE_NAME, stacked_columns
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results"
-KEPT = {REPORT_FILE, TABLES_FILE, "evidence.json", "output.txt"}
+KEPT = {REPORT_FILE, TABLES_FILE, "evidence.json"}
 """Names of the files of an experiment."""
 FIGURE = re.compile(r"\n*!\[[^\]]*\]\(figures/[^)]*\)\n?")
 

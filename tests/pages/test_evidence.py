@@ -30,8 +30,22 @@ MISSING_DATA = """title = "Data that are not there"
 scenarios.school = { use = "school" }
 algorithms.FedAvg = { use = "fedavg" }
 """
+SMALL = """title = "One run"
+seeds = [0]
+rounds = 2
+scenarios.digits = { use = "digits-rotated", clients = 4 }
+algorithms.FedAvg = { use = "fedavg" }
+"""
+WORKERS = """import os, sys
+from pathlib import Path
+
+arguments = " ".join(sys.orig_argv)
+if "queued.py" in arguments and "crash.toml" in arguments:
+    os.abort()
+if "queued.py" in arguments and "good.toml" in arguments:
+    Path("good").write_text(f"{os.nice(0)} {len(os.sched_getaffinity(0))}")
+"""
 ITEM = '[[experiment]]\nname = "{}"\nfile = "{}.toml"\nfills = "a table"\ncore_hours = 2\nby = "plan"'
-COMMAND = '[[experiment]]\nname = "{}"\ncommand = ["{}"]\nfills = "-"\ncore_hours = 1\nby = "guess"'
 
 pytestmark = pytest.mark.skipif(
     not SCRIPT.exists(), reason="benchmarks are in the repository only"
@@ -123,7 +137,11 @@ def test_the_tables_of_a_finished_experiment_are_written(finished):
     assert "FedAvg" in (results / "tables.csv").read_text()
     assert (results / "report.md").exists() and not (results / "tables").exists()
     record = json.loads((results / "evidence.json").read_text())
-    assert record["core_hours"] > 0 and "cores" in record["machine"]
+    assert "cores" in record["machine"]
+    summaries = (finished / "state" / "runs").glob(f"*/*/{SUMMARY}")
+    used = sum(json.loads(path.read_text())["core_seconds"] for path in summaries)
+    assert record["core_hours"] == pytest.approx(used / 3600, rel=0.05)
+    assert f"{record['core_hours']:g} core hours" in (results / "report.md").read_text()
     listed = run(finished, "--list")[1]
     assert "done" in listed and "3 of 3" in listed and "about 0.0 core hours" in listed
 
@@ -164,23 +182,23 @@ def test_a_queue_that_is_killed_goes_on_to_the_same_results(folder, finished, nu
 
 
 @pytest.mark.slow
-def test_what_fails_is_recorded_and_the_queue_goes_on(tmp_path):
+def test_what_fails_is_recorded_and_the_queue_goes_on(tmp_path, monkeypatch):
+    # Python runs this file first in every process.
+    (tmp_path / "sitecustomize.py").write_text(WORKERS)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     (tmp_path / "data.toml").write_text(MISSING_DATA)
-    (tmp_path / "crash.py").write_text("import os\nprint('begun')\nos.abort()\n")
-    (tmp_path / "good.py").write_text(
-        "import os\nprint(os.nice(0), len(os.sched_getaffinity(0)))\n"
-    )
-    add(tmp_path, ITEM.format("absent", "absent"))
-    add(tmp_path, ITEM.format("data", "data"))
-    add(tmp_path, COMMAND.format("crash", tmp_path / "crash.py"))
-    add(tmp_path, COMMAND.format("good", tmp_path / "good.py"))
+    names = ("crash", "good")
+    for name in names:
+        (tmp_path / f"{name}.toml").write_text(SMALL)
+    for name in ("absent", "data", *names):
+        add(tmp_path, ITEM.format(name, name))
     code, output = run(tmp_path, "--cores", "1")
     assert code == 1
     assert "absent: failed: cannot read" in output
     assert "data: failed: fedtailor:" in output and "school.csv.gz" in output
     assert f"crash: failed: ended by signal {signal.SIGABRT.value}" in output
     assert "good: done" in output
-    niceness, cores = (tmp_path / "results/good/output.txt").read_text().split()
+    niceness, cores = (tmp_path / "good").read_text().split()
     assert int(niceness) >= 10 and cores == "1"
     listed = run(tmp_path, "--list")[1].splitlines()
     # Below each name stands what it fills.
@@ -194,7 +212,7 @@ def test_what_fails_is_recorded_and_the_queue_goes_on(tmp_path):
     assert any("school.csv.gz" in line for line in listed)
 
     # What has been mended is done when the queue is started again.
-    (tmp_path / "crash.py").write_text("print('mended')\n")
+    (tmp_path / "sitecustomize.py").unlink()
     assert "crash: done" in run(tmp_path, "--only", "crash")[1]
     assert "failed" not in run(tmp_path, "--list", "--only", "crash")[1]
 
@@ -226,8 +244,8 @@ def test_what_is_stopped_is_not_done(script, folder, monkeypatch, program):
     queue.directory.mkdir()
     (queue.results / "grid").mkdir(parents=True)
 
-    def work(queue, item, command, output):
-        if program in command:
+    def work(queue, item, arguments):
+        if program in arguments:
             queue.stopping.set()
         return ""
 
@@ -263,7 +281,7 @@ def test_a_wrong_queue_is_one_line(script, tmp_path, text, message):
 
 def test_the_queue_has_experiments_that_exist(script):
     for item in script.read_queue(SCRIPT.parent / "evidence.toml"):
-        assert item.command or item.file.exists(), item.name
+        assert item.file.exists(), item.name
 
 
 def test_only_experiments_without_results_have_an_estimate(script):

@@ -155,7 +155,7 @@ def test_results_hold_one_csv_and_one_page_an_experiment(pages):
     assert len(folders) > 20 and size < MAX_MEGABYTES * 1e6
     for folder in folders:
         names = {path.name for path in folder.iterdir()}
-        assert "output.txt" in names or {"report.md", "tables.csv"} <= names
+        assert {"report.md", "tables.csv"} <= names
 
 
 def test_a_folder_is_packed_without_a_loss(pages, tmp_path):

@@ -73,7 +73,7 @@ def test_the_file_has_the_keys_that_it_has_always_had(tmp_path):
     assert " ".join(content) == (
         "name file size title source note seeds metrics figures scenarios algorithms"
         " published sweeps until_converged runs cells baselines deployable candidates"
-        " skipped budget seconds machine versions digest"
+        " skipped budget seconds core_seconds machine versions digest"
     )
     assert content["cells"] == [
         {

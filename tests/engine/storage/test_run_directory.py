@@ -344,6 +344,19 @@ def test_a_finished_run_that_is_extended_and_killed_has_no_summary(tmp_path):
     )
     assert after["training_seconds"] == pytest.approx(sum(done.training.round_seconds))
     assert after["training_seconds"] > before["training_seconds"]
+    assert after["core_seconds"] > before["core_seconds"] > 0
+
+
+def test_a_run_of_an_earlier_version_has_no_processor_time(tmp_path):
+    start(tmp_path / "run", rounds=2)
+    checkpoint = load_tree(tmp_path / "run" / CHECKPOINT)
+    del checkpoint["saved"]["core_seconds"]
+    save_tree(tmp_path / "run" / CHECKPOINT, checkpoint)
+    for rounds in (3, 4):
+        assert (
+            start(tmp_path / "run", rounds=rounds, resume=True).summary().core_seconds
+            is None
+        )
 
 
 def test_a_finished_run_says_so_and_who_took_part(tmp_path):

@@ -386,7 +386,7 @@ def test_what_was_chosen_and_from_which_grid(experiment):
 def test_an_unfinished_experiment_says_so(experiment):
     facts = "\n".join(overview.paragraphs(experiment))
     assert (
-        "unfinished: 15 of 16 runs, those made to choose settings included; 2 min"
+        "unfinished: 15 of 16 runs, those made to choose settings included; 2 min, 75 core hours"
         in facts
     )
     assert "fewer than the 2 seeds" in facts

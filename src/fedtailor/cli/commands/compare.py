@@ -41,7 +41,7 @@ from fedtailor.lab.experiments.plan import MAX_PLAN_SECONDS, PlannedRuns
 from fedtailor.lab.experiments.sharding import Shard
 from fedtailor.lab.report.comparison import format_parameters
 from fedtailor.lab.report.document import show
-from fedtailor.lab.report.overview import duration
+from fedtailor.lab.report.overview import core_hours, duration
 from fedtailor.lab.results.experiment import experiments
 from fedtailor.lab.results.tables import ReportTable
 from fedtailor.models.precision import FileDType
@@ -235,7 +235,7 @@ def _print_plan(comparison: Comparison, options: Options) -> int:
     how_long = "At most" if ends_early else "About"
     say(
         f"{how_long} {duration(content['training_seconds'])} on {devices} {unit} as busy as"
-        f" now ({content['core_hours']:.2g} core hours);"
+        f" now ({core_hours(content['core_hours'])});"
         f" compiling: {duration(content['compile_seconds'])}."
     )
     if content["added_runs"]:

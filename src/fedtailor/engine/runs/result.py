@@ -322,6 +322,7 @@ class Run:
             bytes_down=totals.bytes_down,
             bytes_up=totals.bytes_up,
             seconds=training.seconds,
+            core_seconds=training.core_seconds,
             seconds_per_round=(
                 float(np.median(training.round_seconds))
                 if training.round_seconds

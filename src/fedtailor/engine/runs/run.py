@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 import numpy as np
@@ -506,13 +506,15 @@ def train_until(
     try:
         stop = any([callback.on_start(training, rounds) for callback in callbacks])
         while training.round < rounds and not stop:
-            started = perf_counter()
+            started, used = perf_counter(), process_time()
             yield from training.next_round()
             trained = perf_counter()
             evaluated = training.round % evaluate_every == 0 or training.round == rounds
             if evaluated:
                 yield from training.evaluation()
-            training.record_time(trained - started, perf_counter() - started)
+            training.record_time(
+                trained - started, perf_counter() - started, process_time() - used
+            )
             # A list, not a generator: `any` would end at the first callback that stops
             # the run, and those after it must see the round too.
             stop = any(

@@ -35,6 +35,8 @@ class Summary:
             scalars.
         seconds: wall time, evaluation and compilation included. Trainings that share the
             devices divide their common time equally.
+        core_seconds: processor time of all cores in these seconds, divided likewise; None
+            if an earlier part of the run did not measure it.
         seconds_per_round: median wall time of a round without evaluation, likewise.
         client_epsilon, example_epsilon: the privacy spent, the largest epsilon of a
             client: for whole clients, and for single examples; None if the run does not
@@ -70,6 +72,7 @@ class Summary:
     bytes_down: int
     bytes_up: int
     seconds: float
+    core_seconds: float | None
     seconds_per_round: float
     client_epsilon: float | None = None
     example_epsilon: float | None = None

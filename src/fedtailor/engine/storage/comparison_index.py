@@ -171,6 +171,7 @@ class Index:
             rounds of a scenario are then a limit.
         budget: rounds of successive halving, or None without halving.
         seconds: wall time so far.
+        core_seconds: processor time so far; None if a run did not measure it.
         machine: description of the machine.
         versions: package -> version.
     """
@@ -199,6 +200,7 @@ class Index:
     skipped: list[Skipped] = field(default_factory=list)
     budget: RoundBudget | None = None
     seconds: float
+    core_seconds: float | None = None
     machine: str
     versions: dict[str, str]
 

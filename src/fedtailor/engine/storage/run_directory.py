@@ -240,6 +240,7 @@ class RunDirectory:
             "metrics": len(metrics),
             "ledger": len(ledger),
             "total_seconds": training.seconds,
+            "core_seconds": training.core_seconds,
             "seconds": np.asarray(training.round_seconds, float),
         }
         # All processes take part in the snapshot, and only the first one writes it.
@@ -437,6 +438,8 @@ class RunDirectory:
         training.ledger = Ledger.from_frame(ledger)
         training.round_seconds = saved["seconds"].tolist()
         training.seconds = saved["total_seconds"]
+        # Runs of earlier versions did not measure it.
+        training.core_seconds = saved.get("core_seconds")
 
     def _first_rows(self, name: str, rows: int) -> pl.DataFrame:
         """Read the first `rows` rows of a table.

@@ -99,6 +99,8 @@ class Rounds(Generic[ExecutorT]):
         round_seconds: wall time of every round without its evaluation. Runs that train
             in lock-step divide their common time equally.
         seconds: wall time of all rounds and evaluations, divided likewise.
+        core_seconds: processor time of this process, on all cores, in them; None if an
+            earlier part of the run did not measure it.
     """
 
     phase: SchedulePhase
@@ -193,6 +195,7 @@ class Rounds(Generic[ExecutorT]):
         self.metrics = Metrics()
         self.round_seconds: list[float] = []
         self.seconds = 0.0
+        self.core_seconds: float | None = 0.0
         self.asynchronous: AsynchronousRounds | None = None
         if spec.asynchronous is not None:
             order = None
@@ -655,10 +658,17 @@ class Rounds(Generic[ExecutorT]):
     # helpers
     # ----------------------------------------------------------------------------------
 
-    def record_time(self, round_seconds: float, total_seconds: float) -> None:
-        """Add the wall time of a round, without and with its evaluation."""
-        self.round_seconds.append(round_seconds / self.executor.concurrency)
-        self.seconds += total_seconds / self.executor.concurrency
+    def record_time(
+        self, round_seconds: float, total_seconds: float, core_seconds: float
+    ) -> None:
+        """Add the time of a round: wall time without and with its evaluation, and
+        processor time with it.
+        """
+        at_once = self.executor.concurrency
+        self.round_seconds.append(round_seconds / at_once)
+        self.seconds += total_seconds / at_once
+        if self.core_seconds is not None:
+            self.core_seconds += core_seconds / at_once
 
     def _cohort(
         self,

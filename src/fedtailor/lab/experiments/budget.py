@@ -152,7 +152,7 @@ class Halving(Choosing):
         name = self.runs.name_of(method, candidate, seed)
         summary_file = self.runs.results / name / SUMMARY
         summary = read_summary(summary_file) if summary_file.exists() else {}
-        self.runs.seconds[name] = summary.get("seconds", 0.0)
+        self.runs.add_time(name, summary)
         self.entries.add_candidate(
             method, candidate, seed, run=name, val=score, chosen=chosen, rounds=rounds
         )

@@ -343,6 +343,7 @@ class Comparison:
             self.source,
             self.entries,
             seconds=sum(self._runs.seconds.values()),
+            core_seconds=self._runs.total_core_seconds,
             machine=f"{os.cpu_count()} cores, {platform.machine()}",
             versions=collect_versions(runs),
         )

@@ -63,6 +63,7 @@ class ComparedRuns:
         refusals: the error message of each run whose method refused its settings, by
             the run's name.
         seconds: duration of each finished run, by the run's name.
+        core_seconds: processor time of each, likewise; None where it was not measured.
         shares: finished share of each run's rounds, by the run's name.
     """
 
@@ -77,6 +78,7 @@ class ComparedRuns:
     def __post_init__(self) -> None:
         self.refusals: dict[str, str] = {}
         self.seconds: dict[str, float] = {}
+        self.core_seconds: dict[str, float | None] = {}
         self.shares: dict[str, float] = {}
         self._federations: dict[tuple[str, int], Federation] = {}
         # Where examples are: of one scenario, for models of one type.
@@ -114,8 +116,23 @@ class ComparedRuns:
             summary = self._finished(name, scenario, rounds)
             assert summary is not None
         if rounds in (None, scenario.rounds):
-            self.seconds[name] = summary.get("seconds", 0.0)
+            self.add_time(name, summary)
         return name
+
+    def add_time(self, name: str, summary: Mapping[str, Any]) -> None:
+        """Add what a finished run took, by its summary."""
+        self.seconds[name] = summary.get("seconds", 0.0)
+        self.core_seconds[name] = summary.get("core_seconds")
+
+    @property
+    def total_core_seconds(self) -> float | None:
+        """Processor time of all finished runs; None if one of them did not measure it."""
+        total = 0.0
+        for seconds in self.core_seconds.values():
+            if seconds is None:
+                return None
+            total += seconds
+        return total
 
     def train_at_once(
         self, method: ComparedMethod, candidate: Candidate, seeds: Sequence[int]

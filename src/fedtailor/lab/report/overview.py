@@ -32,8 +32,10 @@ def paragraphs(experiment: StoredExperiment) -> list[str]:
         paragraphs.append(f"Source: {index.source}")
     if index.note:
         paragraphs.append(f"Differences: {index.note}")
-    wall_time = duration(index.seconds)
-    paragraphs.append(f"Size: {index.size}; seeds {seeds}; {progress}; {wall_time}")
+    took = duration(index.seconds)
+    if index.core_seconds is not None:
+        took += f", {core_hours(index.core_seconds / 3600)}"
+    paragraphs.append(f"Size: {index.size}; seeds {seeds}; {progress}; {took}")
     for label, scenario in index.scenarios.items():
         all_runs = [run for runs in experiment.runs[label].values() for run in runs]
         rounds, first = experiment.rounds_text(label), next(iter(all_runs), None)
@@ -106,6 +108,11 @@ def duration(seconds: float) -> str:
     if seconds < 7200:
         return f"{seconds / 60:.0f} min"
     return f"{seconds / 3600:.1f} h"
+
+
+def core_hours(hours: float) -> str:
+    """Formats hours of one core, to two digits."""
+    return f"{float(f'{hours:.2g}'):g} core hours"
 
 
 def _scenario(

@@ -27,7 +27,7 @@ from fedtailor.lab.results.measures import MEASURES
 from fedtailor.lab.results.stored import RunsByScenario, StoredBaseline, StoredRun
 from fedtailor.lab.results.units import Unit, unit_of
 
-_OF_THE_CALL = ("seconds", "machine", DIGEST_KEY)
+_OF_THE_CALL = ("seconds", "core_seconds", "machine", DIGEST_KEY)
 """What an index says of the call that wrote it, and not of what was compared."""
 
 

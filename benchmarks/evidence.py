@@ -161,8 +161,8 @@ class Queue:
         core_hours = 0.0
         try:
             core_hours = self._core_hours(item)
-            done = self._is_done(item, item.digest(self.directory))
             comparison = item.comparison(self.directory)
+            done = self._is_done(item, comparison.digest())
             finished, runs = comparison.finished(), comparison.experiment.runs
         except ValueError as problem:
             return Progress("wrong", "", core_hours, str(problem))

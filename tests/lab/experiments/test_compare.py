@@ -51,6 +51,7 @@ def test_every_cell_has_a_run_and_the_grid_is_chosen_on_validation_data(whole):
     ]
     small, good, wild = index["candidates"]
     assert wild["val"] is None  # diverged: a finding, not an end
+    assert index["core_seconds"] > 0
     for candidate in (small, good):
         frame = pl.read_parquet(results / candidate["run"] / METRICS)
         last = frame.filter(

@@ -421,7 +421,14 @@ def run_exchanges(
                 # The round before is saved. The summary says how the run ended, so that
                 # a comparison does not train it again.
                 directory.save(training)
-                directory.write_summary({"rounds": spec.rounds, "diverged": str(error)})
+                directory.write_summary(
+                    {
+                        "rounds": spec.rounds,
+                        "diverged": str(error),
+                        "seconds": training.seconds,
+                        "core_seconds": training.core_seconds,
+                    }
+                )
                 raise
         run = yield from finished_run(training, executor)
         yield from _write_results(directory, store, run, spec.rounds)

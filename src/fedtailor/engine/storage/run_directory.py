@@ -393,7 +393,7 @@ class RunDirectory:
             summary = read_summary(self.path / SUMMARY)
         except Unusable:
             return None
-        # Runs that diverged and baselines have only "rounds".
+        # Runs that diverged and baselines have "rounds" instead.
         requested_rounds = summary.get("asked_rounds", summary.get("rounds"))
         return summary if requested_rounds == rounds else None
 

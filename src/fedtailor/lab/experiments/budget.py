@@ -151,7 +151,10 @@ class Halving(Choosing):
         """Add a candidate to the index, with its number of rounds."""
         name = self.runs.name_of(method, candidate, seed)
         summary_file = self.runs.results / name / SUMMARY
-        summary = read_summary(summary_file) if summary_file.exists() else {}
+        # Where settings were refused nothing ran, and there is no summary.
+        summary = {"seconds": 0.0, "core_seconds": 0.0}
+        if summary_file.exists():
+            summary = read_summary(summary_file)
         self.runs.add_time(name, summary)
         self.entries.add_candidate(
             method, candidate, seed, run=name, val=score, chosen=chosen, rounds=rounds

@@ -18,7 +18,7 @@ import math
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,8 @@ CLAIMS = ROOT / "benchmarks" / "orderings.toml"
 VERDICTS = ("yes", "open", "no")
 PUBLISHED, SMALLER = "published", "smaller"
 """The sizes of experiments."""
+LAST, BEST = "mean", "best_val"
+"""Tables of the mean after the last round, and at the best round by validation data."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,8 @@ class Ordering:
         published: the paper's figures of both.
         lower: whether lower is better.
         margin: by how much `above` may be worse, where the paper says that both match.
+        at_best: the same at each run's best round by validation data; None where the
+            ordering is not of a mean after the last round, or the tables lack it.
     """
 
     paper: str
@@ -86,6 +90,7 @@ class Ordering:
     published: tuple[str, str] | None
     lower: bool
     margin: float = 0.0
+    at_best: "Ordering | None" = None
 
     @property
     def difference(self) -> float:
@@ -216,7 +221,7 @@ def unjudged(paper: str) -> list[dict[str, str]]:
 
 
 def _ordering(claim: dict[str, Any], column: str, below: str) -> Ordering:
-    table = claim.get("table", "mean")
+    table = claim.get("table", LAST)
     experiment, other = _experiments(claim)
     rows = _rows(experiment, table)
     others = _rows(other, claim.get("below_table", table))
@@ -253,6 +258,17 @@ def _ordering(claim: dict[str, Any], column: str, below: str) -> Ordering:
         lower=lower,
         margin=margin,
     )
+    if table == LAST and "below_table" not in claim:
+        best, best_other = _rows(experiment, BEST), _rows(other, BEST)
+        if claim["above"] in best and below in best_other:
+            at_best = replace(
+                ordering,
+                ours=_measured(
+                    best[claim["above"]], column, _seeds(experiment), digits
+                ),
+                theirs=_measured(best_other[below], column, _seeds(other), digits),
+            )
+            ordering = replace(ordering, at_best=at_best)
     if ordering.published:
         ours, theirs = (float(text.split()[0]) for text in ordering.published)
         ahead = (theirs - ours if lower else ours - theirs) + margin
@@ -321,8 +337,14 @@ def read_claims() -> dict[str, list[dict[str, Any]]]:
 
 
 def _rows(experiment: Path, table: str) -> dict[str, Row]:
-    """Row by algorithm."""
-    return read_tables(experiment / "tables.csv")[table]
+    """Row by algorithm; of `BEST`, none where the experiment does not have it."""
+    tables = _tables(experiment)
+    return tables.get(BEST, {}) if table == BEST else tables[table]
+
+
+@cache
+def _tables(experiment: Path) -> dict[str, dict[str, Row]]:
+    return read_tables(experiment / "tables.csv")
 
 
 if __name__ == "__main__":

@@ -90,17 +90,21 @@ def headlines(paper: str) -> str:
         for one in _of(paper):
             if one.quote == quote:
                 groups.setdefault((one.column, one.size, one.setting), []).append(one)
-        lines += [
-            f'**{headline["title"]}** ("{_short(quote)}")',
-            "",
-            "| clients | n_k, probe | verdict | weakest: ahead of |",
-            "| --- | --- | --- | --- |",
-        ]
+        lines += [f'**{headline["title"]}** ("{_short(quote)}")', ""]
+        rows = []
         for column, size, setting in sorted(groups, key=_order):
             members = groups[column, size, setting]
-            comparison = _comparison(weakest(members), whole=False)
-            cells = (column, setting or "tuned", _verdict(members), comparison)
-            lines.append(f"| {' | '.join(cells)} |")
+            rows.append(
+                (
+                    column,
+                    setting or "tuned",
+                    _verdict(members),
+                    _comparison(weakest(members), whole=False),
+                    _at_best(members, whole=False),
+                )
+            )
+        header = ("clients", "n_k, probe", "verdict", "weakest: ahead of", "best round")
+        lines += _table(header, rows)
         missing = _missing(quote, {(column, setting) for column, _, setting in groups})
         if missing:
             lines += ["", f"Not run yet: {missing}."]
@@ -134,17 +138,24 @@ def sentences(papers: str) -> str:
     for one in orderings():
         if one.paper in names and not one.in_table and one.quote not in of_headlines:
             groups.setdefault((one.paper, one.quote), []).append(one)
-    lines = [
-        "| in the paper's words | verdict | the weakest comparison |",
-        "| --- | --- | --- |",
-    ]
+    rows = []
     for (paper, quote), members in groups.items():
         found = at_best_size(members)
         said = f'"{_short(quote)}"'
         if len(names) > 1:
             said = f"[{paper}](reproduction/{paper.lower()}.md): {said}"
-        lines.append(f"| {said} | {_verdict(found)} | {_comparison(weakest(found))} |")
-    return "\n".join(lines)
+        comparison = _comparison(weakest(found))
+        rows.append((said, _verdict(found), comparison, _at_best(found)))
+    header = ("in the paper's words", "verdict", "the weakest comparison", "best round")
+    return "\n".join(_table(header, rows))
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of a table, without its last column where that is empty."""
+    if not any(row[-1] for row in rows):
+        header, rows = header[:-1], [row[:-1] for row in rows]
+    lines = [header, ["---"] * len(header), *rows]
+    return [f"| {' | '.join(cells)} |" for cells in lines]
 
 
 def table(what: str) -> str:
@@ -249,6 +260,8 @@ def _row(one: Ordering) -> str:
     verdict = one.verdict
     if one.margin:
         verdict += f", with a margin of {one.margin}"
+    if one.at_best and one.at_best.verdict != one.verdict:
+        verdict += f"; at the best round {one.at_best.verdict}: {one.at_best.gain}"
     cells = (where, one.size, one.above, ours, one.below, theirs, one.gain, verdict)
     return f"| {' | '.join(_cell(cell) for cell in cells)} |"
 
@@ -260,6 +273,17 @@ def _comparison(one: Ordering, *, whole: bool = True) -> str:
     notes += ["smaller"] if one.size == SMALLER else []
     text = f"{' - '.join(names) if whole else names[1]}: {one.gain}"
     return f"{text} ({', '.join(notes)})" if notes else text
+
+
+def _at_best(found: Sequence[Ordering], *, whole: bool = True) -> str:
+    """The verdict at the best round by validation data; "" where it is the same, or
+    not of means after the last round.
+    """
+    best = [one.at_best for one in found if one.at_best]
+    if len(best) < len(found) or verdict_of(best) == verdict_of(found):
+        return ""
+    comparison = _comparison(weakest(best), whole=whole)
+    return f"{_verdict(best)}; {comparison}"
 
 
 def _short(quote: str) -> str:

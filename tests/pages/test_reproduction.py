@@ -88,8 +88,9 @@ def test_no_measured_number_stands_outside_of_the_blocks(pages):
 
 def test_the_headlines_come_first_with_the_papers_own_settings(pages):
     block = pages.headlines("mestoukirdi-2022")
-    rows = [line for line in block.splitlines() if line.startswith("| label shift")]
-    assert rows[0].startswith("| label shift | the paper's | **no** |")
+    rows = block.splitlines()
+    label_shift = [row for row in rows if row.startswith("| label shift")]
+    assert label_shift[0].startswith("| label shift | the paper's | **no** |")
     assert any("all chosen in training | **yes**" in row for row in rows)
     page = pages.PAGE.read_text()
     assert page.index("<!-- headlines mestoukirdi-2022") < page.index(
@@ -104,6 +105,38 @@ def test_a_sentence_holds_only_if_all_its_comparisons_do(script, found):
         assert script.verdict_of([yes, yes]) == "yes"
         assert script.verdict_of([yes, other]) == verdict
         assert script.weakest([yes, other]) is other
+
+
+def test_another_verdict_at_the_best_round_stands_beside_that_of_the_last(pages, found):
+    one = next(
+        one for one in found if one.at_best and one.at_best.verdict != one.verdict
+    )
+    text = f"**{one.at_best.verdict}**; {one.below}: {one.at_best.gain}"
+    assert pages._at_best([one], whole=False).startswith(text)
+    assert f"at the best round {one.at_best.verdict}: {one.at_best.gain}" in (
+        pages._row(one)
+    )
+    same = dataclasses.replace(one, at_best=dataclasses.replace(one, at_best=None))
+    neither = dataclasses.replace(one, at_best=None)
+    for silent in (same, neither):
+        assert pages._at_best([silent]) == ""
+        assert "best round" not in pages._row(silent)
+    assert pages._at_best([one, neither]) == "", "of some comparisons only"
+
+
+def test_the_best_round_is_that_of_validation_data(script, found):
+    one = next(
+        one
+        for one in found
+        if one.where == "Table I, permuted"
+        and one.above == "Local"
+        and one.size == script.PUBLISHED
+    )
+    rows = script._rows(
+        script.RESULTS / "mestoukirdi-2022-when-to-ask-relabelled-variants", "best_val"
+    )
+    assert one.at_best.ours.mean == round(float(rows["Local"]["permuted"]), 1)
+    assert one.at_best.ours != one.ours
 
 
 def test_the_published_size_counts_where_it_was_run(script, found):

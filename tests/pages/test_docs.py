@@ -16,7 +16,7 @@ import pytest
 
 import fedtailor
 import fedtailor as ft
-from conformance.examples import OPT_OUTS, opt_outs_table
+from conformance.examples import EXAMPLES, OPT_OUTS, opt_outs_table
 from fedtailor.models.metrics import Metric
 from fedtailor.protocol import Algorithm
 from fedtailor.testing import CHECKS
@@ -433,6 +433,22 @@ def test_of_every_method_it_is_said_what_a_coordinator_sees():
         for name in re.findall(r"`([^`]+)`", row.split("|")[1])
     ]
     assert sorted(said) == sorted(Algorithm.registry)
+
+
+def test_the_methods_whose_servers_only_average_are_listed():
+    """Those that noise on the mean covers, and that late clients do not disturb."""
+    listed = re.search(
+        r"These methods can use this noise.*?\n\n",
+        PAGES["privacy-noise.md"].read_text(),
+        re.DOTALL,
+    )
+    averaging = {
+        name
+        for name, method in EXAMPLES.items()
+        if method.server_only_averages and method.participants == "reporters"
+    }
+    assert set(re.findall(r"`([^`]+)`", listed[0])) == averaging
+    assert not any(EXAMPLES[name].probes for name in averaging)
 
 
 @pytest.mark.parametrize("side", ["coordinator", "client"])

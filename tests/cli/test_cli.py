@@ -205,6 +205,13 @@ def test_a_run_prints_one_object_and_keeps_its_directory(tmp_path, capsys):
     assert "round 2 of 2" in captured.err
     assert main(arguments) == 2  # it is there already
     assert "already holds a run" in capsys.readouterr().err
+    experiment = tmp_path / "one.toml"
+    experiment.write_text(
+        'title = "one"\nrounds = 2\n[scenarios.a]\nuse = "digits-rotated"\n'
+        '[algorithms.local]\nuse = "local"\n'
+    )
+    assert main(["compare", str(experiment), "--out", out]) == 2
+    assert "holds a single run; name another" in capsys.readouterr().err
     assert main([*arguments, "--resume"]) == 0
     again = json.loads(capsys.readouterr().out)
     same = FIELDS - {"seconds", "core_seconds"}

@@ -408,6 +408,7 @@ def test_what_a_table_cannot_be_compared_by_is_said_before_anything_is_written(
         ),
         (["nothing.csv", "--seeds", "0", "1.5"], "--seeds is '0' '1.5'"),
         (["nothing.csv", "--lr"], "--lr is empty; name one or more"),
+        (["nothing.csv", "--decimal", ";"], "it must be one of '.', ',', None"),
         (["nothing.csv", "--seeds-at-once", "0"], "--seeds-at-once is 0"),
     ],
 )
@@ -451,6 +452,10 @@ def test_help_without_a_file_lists_the_options_of_tables(command, capsys):
         (
             "name the words with `missing`, or drop it",
             "name the words with --missing, or drop it",
+        ),
+        (
+            "say what separates the cells with `separator` (docs: errors#lines)",
+            "say what separates the cells with --separator (docs: errors#lines)",
         ),
         (
             "rows of client 'a' go with client 'b'",

@@ -343,6 +343,14 @@ def test_what_cannot_be_finalized_is_said_in_one_line(copied, call):
         ("finalize", results, "--method", "ditto"): "ditto",
         ("finalize", results, "--out", results): "is not empty; name a new directory",
         ("finalize", results, "--table", copied / "x.csv"): "the table is not at",
+        ("report", copied / "nowhere"): "there is no directory",
+        (
+            "predict",
+            results,
+            copied / "ill.csv",
+            "--out",
+            copied / "ill.csv",
+        ): "the file that is read; name another file",
         (
             "predict",
             results,

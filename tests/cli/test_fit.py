@@ -90,6 +90,10 @@ def test_a_file_is_written(table, capsys, tmp_path):
             "--positive is for logistic and cox",
         ),
         ("--target ill --model logistic --out a.csv", "--out needs --format"),
+        (
+            "--target ill --model logistic --format csv --out ./t.csv",
+            "--out is t.csv, the file that is read; name another file",
+        ),
         ("--target ill --model logistic --features agee", "did you mean 'age'"),
         (
             "--target kind --model linear --features age",

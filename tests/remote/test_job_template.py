@@ -82,6 +82,16 @@ def test_columns_of_few_rows_are_left_out(tmp_path):
     assert sum("left out: fewer than" in note for note in notes) == 2
 
 
+def test_a_column_of_the_clients_names_is_no_input(tmp_path):
+    """Many tables with all clients' rows have one, which no client needs."""
+    path = table(tmp_path, site=["north", "south"] * 20)
+    columns, notes = columns_of(path, "outcome", clients=["north", "south", "west"])
+    assert "site" not in columns.inputs
+    assert "'site' is left out: it names the clients" in notes
+    assert "site" in columns_of(path, "outcome", clients=["north"])[0].inputs
+    assert columns_of(path, "site", clients=["north", "south"])[0].target == "site"
+
+
 def test_a_number_to_predict_has_no_classes(tmp_path):
     columns, _ = columns_of(table(tmp_path), "age")
     schema = read_back(tmp_path, columns).schema

@@ -4,10 +4,13 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+_OPTIONS = (
+    "skip-unlabelled|task|positive|missing|categories|unseen|client|target|features|drop"
+    "|group|time|split|folds|separator|encoding|decimal|thousands|sheet|weight"
+)
 _ADVICE = re.compile(
-    r"\b(say|with|in) `?(skip-unlabelled|task|positive|missing|categories|unseen|client"
-    r"|target|features|drop|group|time|split|folds)`?"
-    r"(?=[;,.)]| regression| classification|$)",
+    rf"\b(say|with|in) (?:`({_OPTIONS})`|({_OPTIONS})(?=[;,.)]| regression"
+    r"| classification|$))",
     re.MULTILINE,
 )
 """An option in advice, such as "leave these rows out with skip-unlabelled"."""
@@ -31,4 +34,4 @@ def as_typed() -> Iterator[None]:
 def as_typed_text(text: str) -> str:
     """Writes the options in advice for Python as they are typed on the command line."""
     text = re.sub(r"\b(missing|unknown)='(\w+)'", r"--\1 \2", text)
-    return _ADVICE.sub(r"\1 --\2", text)
+    return _ADVICE.sub(lambda found: f"{found[1]} --{found[2] or found[3]}", text)

@@ -2,8 +2,26 @@
 
 from pathlib import Path
 
+from fedtailor._base.choice import require
 from fedtailor._base.files import atomic_write, reason
 from fedtailor._base.printable import say_block
+
+
+def check_not_input(out: Path | None, source: Path) -> None:
+    """Refuse to write over the file that is read.
+
+    Args:
+        out: the file that will be written; None = the standard output.
+        source: the file that is read.
+
+    Raises:
+        ValueError: both are one file, by links too.
+    """
+    if out is not None and out.exists() and source.exists():
+        require(
+            not out.samefile(source),
+            f"--out is {out}, the file that is read; name another file",
+        )
 
 
 def write_text(text: str, out: Path | None) -> None:

@@ -225,7 +225,10 @@ def _wrong_value(option: Option, values: list[str]) -> str | None:
     if _is_taken(option, values):
         return None
     if option.choices is not None:
-        choices = ", ".join(option.choices)
+        # A decimal sign is read as one in quotes only.
+        choices = ", ".join(
+            word if word[:1].isalnum() else repr(word) for word in option.choices
+        )
         return f"{option.shown} is {shown}; it must be one of {choices}"
     return f"{option.shown} is {shown}; it must be {_expected(option.kinds)}"
 

@@ -180,7 +180,6 @@ def is_current(experiment: StoredExperiment) -> bool:
 
 def _experiment(results: Path, name: str | None) -> StoredExperiment:
     """The only experiment of a result directory, or the one with a name."""
-    require(results.is_dir(), f"there is no directory {results}; check the path")
     found = experiments(results, [] if name is None else [name])
     names = ", ".join(one.index.name for one in found)
     require(

@@ -207,5 +207,10 @@ def _parse(path: Path) -> tuple[str, dict[str, Any]]:
         raise ValueError(
             f"{path} is not a TOML file: it is nested too deeply"
         ) from None
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{path} is not a TOML file: byte {error.start} is not UTF-8; save it in that"
+            " encoding"
+        ) from None
+    except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{path} is not a TOML file: {error}") from None

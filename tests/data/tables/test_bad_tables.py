@@ -101,6 +101,12 @@ FILES = {
         {},
         "1 of 25 lines have other than the 3 cells .*line 6 has 2",
     ),
+    "a quote that is not closed": (
+        csv(change={5: 'a,"40,1'}),
+        {},
+        "a quote in line 6 is closed only in line 25, so that these lines are one of 2"
+        " cells instead of 3; close",
+    ),
     "zip": (
         b"PK\3\4" + b"x" * 99,
         {},
@@ -277,6 +283,24 @@ FRAMES = {
     "mixed types": (
         *with_age({7: "old", 9: "young"}),
         "'age' mixes numbers with 2 cells of text such as 'old'; mend",
+    ),
+    "dates and text": (
+        frame(age=["2024-01-02"] * 22 + ["2024-13-45", "?!"]),
+        {},
+        "'age' mixes dates such as '2024-01-02' with 2 cells of other text such as"
+        " '2024-13-45'; mend",
+    ),
+    "text before dates": (
+        frame(age=["unclear"] + ["03.02.2024"] * 23),
+        {},
+        "'age' mixes dates such as '03.02.2024' with 1 cells of other text such as"
+        " 'unclear'; mend",
+    ),
+    "a word of no column": (
+        frame(),
+        {"missing": ("agee=-9",)},
+        "the word 'agee=-9' for a missing cell stands in no cell, and there is no column"
+        " 'agee' for it; did you mean 'age'",
     ),
     "points and commas": (
         *with_age({7: "1,5", 9: "2.5"}),

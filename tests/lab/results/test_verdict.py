@@ -324,6 +324,20 @@ def test_methods_with_the_same_scores_are_not_given_an_interval(tmp_path):
     assert next_of(build(tmp_path / "next"), "shift", [same]) == ""
 
 
+def test_what_shares_is_also_compared_with_another_method_that_trains_alone(tmp_path):
+    """If the simplest that trains alone is recommended, and another one is the best."""
+    tests = test_values.Tests(build(tmp_path).runs["shift"], {}, Splits(0.2, folds=5))
+    values = np.linspace(0, 1, 120).reshape(5, 24)
+    tests.values = {"SHARED": values + 0.1, "LOCAL": values, "TREES": values + 0.2}
+    *_, last = sharing_sentences(tests, "SHARED", "LOCAL", "TREES", Nouns())
+    assert last.startswith(
+        "SHARED against TREES, which trains alone as well: -10.0 points"
+    )
+    for chosen in ("SHARED", "LOCAL"):
+        said = sharing_sentences(tests, "SHARED", "LOCAL", chosen, Nouns())
+        assert not any("as well" in sentence for sentence in said)
+
+
 def test_clients_with_a_method_of_their_own_are_named_in_the_answer(tmp_path):
     experiment = build(tmp_path)
     verdict = decide(experiment, "shift").verdict

@@ -171,13 +171,19 @@ def compare(arguments: list[str]) -> int:
         index = comparison.run()
     name = index.parent.name
     (stored,) = experiments(options.out, [name])
+    show(stored, "json" if options.json else "terminal", details=options.details)
     if isinstance(options, OwnTableOptions) and options.finalize:
         from fedtailor.deployment.finalizing import is_current
 
         if not is_current(stored):
-            own = options.model if ".py:" in options.model else None
-            write_final(options.out, name, model=own, quiet=True)
-    show(stored, "json" if options.json else "terminal", details=options.details)
+            write_final(
+                options.out,
+                name,
+                model=options.model if ".py:" in options.model else None,
+                quiet=True,
+                stopped="stopped while the chosen models were refitted; the comparison"
+                " is kept, and the same command continues",
+            )
     if isinstance(options, OwnTableOptions) and not options.json:
         say_models(options.out, name, is_final=options.finalize)
     return 0

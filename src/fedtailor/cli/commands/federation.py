@@ -31,7 +31,7 @@ from fedtailor.cli.commands._federation_describe import Describe, describe
 from fedtailor.cli.commands._federation_fit import Fit, fit
 from fedtailor.cli.names import HELP
 from fedtailor.cli.options import as_option, check_counts, parse
-from fedtailor.cli.output import write_text
+from fedtailor.cli.output import check_not_input, write_text
 from fedtailor.remote.wire.waits import MAX_WAIT_S, check_wait
 
 if TYPE_CHECKING:
@@ -287,7 +287,10 @@ def _init(options: InitOptions) -> int:
             f"{as_option(name)} is for a table; give it with --data FILE",
         )
     if options.data is not None and options.target is not None:
-        columns, notes = columns_of(options.data, options.target, **given)
+        names = names_of(options.clients)
+        columns, notes = columns_of(
+            options.data, options.target, clients=names, **given
+        )
         for note in notes:
             say(note)
     created_names = make_federation(
@@ -453,8 +456,12 @@ def _init_policy(kit: "Kit") -> int:
             f"Note: {kit.state} already exists, with the secrets of this client's noise."
             " A kit comes without one: remove it, unless this client has joined before."
         )
-    say(f"Made {path}; edit it as you like. It says:")
-    _say_policy(read_policy(kit.directory), kit.job)
+    policy, allows = read_policy(kit.directory), ""
+    with suppress(ValueError):
+        policy.check_job(kit.job)
+        allows = ", which allows the job of this kit as it stands"
+    say(f"Made {path}{allows}; edit it as you like. It says:")
+    _say_policy(policy, kit.job)
     return 0
 
 
@@ -541,6 +548,7 @@ def _predict(options: PredictOptions) -> int:
     from fedtailor.remote.job.table import read_rows
     from fedtailor.remote.keys.kit import read_kit
 
+    check_not_input(options.out, options.data)
     kit = read_kit(options.kit)
     directory = ClientStore(kit.state, kit.job.identity).directory
     schema = kit.job.schema

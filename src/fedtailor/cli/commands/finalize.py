@@ -86,13 +86,20 @@ def write_final(
     keep_test: bool = False,
     model: str | None = None,
     quiet: bool = False,
+    stopped: str = "stopped; nothing was written",
 ) -> Path:
-    """Refits the chosen methods, and says where the models are."""
+    """Refits the chosen methods, and says where the models are.
+
+    Args:
+        stopped: what is said if the user interrupts it.
+        quiet: whether to say nothing else.
+        results, experiment, out, method, use, table, keep_test, model: see `Options`.
+    """
     from fedtailor.cli.progress import explain_interrupt, progress_of
     from fedtailor.deployment.finalizing import finalize as refit
     from fedtailor.lab.experiments.option_text import given_model
 
-    with explain_interrupt("stopped; nothing was written"):
+    with explain_interrupt(stopped):
         directory, record = refit(
             results,
             experiment,

@@ -13,7 +13,7 @@ import tyro
 from fedtailor._base.choice import require
 from fedtailor._base.printable import say
 from fedtailor.cli.options import parse
-from fedtailor.cli.output import write_text
+from fedtailor.cli.output import check_not_input, write_text
 from fedtailor.data.tables import ENDINGS
 
 if TYPE_CHECKING:
@@ -93,6 +93,7 @@ def fit(arguments: list[str]) -> int:
         options.table.name.lower().endswith(ENDINGS),
         f"{options.table} is not a table ({', '.join(ENDINGS)})",
     )
+    check_not_input(options.out, options.table)
     with as_typed():
         fitted, notes = fit_table(
             options.table,

@@ -11,7 +11,7 @@ import tyro
 from fedtailor._base.printable import csv_of_frame, say, say_status
 from fedtailor.cli.advice import as_typed
 from fedtailor.cli.options import parse
-from fedtailor.cli.output import write_text
+from fedtailor.cli.output import check_not_input, write_text
 
 _LISTED = 5
 """Clients whose thresholds are printed."""
@@ -87,6 +87,7 @@ def predict(arguments: list[str]) -> int:
     from fedtailor.lab.results.thresholds import threshold_table
 
     network = given_model(options.model)
+    check_not_input(options.out, options.rows)
     client = None if options.client is None else [options.client]
     models = models_at(options.run, client, network)
     is_calibrated = options.coverage is not None or options.calibrated

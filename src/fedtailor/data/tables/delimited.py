@@ -319,10 +319,19 @@ def _check_lines(path: Path, encoding: str, separator: str, width: int) -> None:
     Raises:
         ValueError: some lines do not. The message names the first of them.
     """
-    wrong, total, first = 0, 0, ""
+    wrong, total, first, end = 0, 0, "", 0
     try:
         for line, cells in _numbered_lines(path, encoding, separator):
+            start, end = end + 1, line
             if cells and len(cells) != width:
+                # A quote that nobody closes takes in the lines below it.
+                require(
+                    start == end,
+                    f"{path}: a quote in line {start} is closed only in line {end}, so"
+                    f" that these lines are one of {len(cells)} cells instead of {width};"
+                    " close the quote, or write two of them for a quote in a cell"
+                    f"{see('errors#lines-and-cells-of-a-text-file')}",
+                )
                 wrong += 1
                 first = first or f"line {line} has {len(cells)}"
             total += 1

@@ -32,6 +32,8 @@ _DATE_PATTERN = re.compile(
 _TWO_DIGIT_YEAR = (
     r"^\d{1,2}[-/.]\d{1,2}[-/.]\d{2}($|[ T])|^\d{1,2}-?[A-Za-z]{3}-?\d{2}($|[ :])"
 )
+_SAMPLED_FOR_DATES = 100
+"""Cells that say whether a column may be one of dates."""
 _OFFSET = "%#z"
 """The offset of a time zone: Z, +01, +0100 or +01:00."""
 _DATE_FORMATS = (
@@ -273,6 +275,7 @@ def _parse_text(series: pl.Series) -> ParsedColumn:
             )
         if candidates:
             return candidates[0]
+    _require_no_other_text(present)
     check_one_way(present)
     if not has_leading_zeros(series):
         _require_no_mixture(present)
@@ -315,6 +318,27 @@ def _require_no_mixture(present: pl.Series) -> None:
     )
 
 
+def _require_no_other_text(present: pl.Series) -> None:
+    """Require that a column of dates has no cells of other text."""
+    sample = present.head(_SAMPLED_FOR_DATES)
+    if sample.str.contains(f"^(?:{_DATE_PATTERN.pattern})").sum() < 0.5 * len(sample):
+        return
+    # As many cells as one way of writing takes.
+    fitting = [
+        _as_days(present, date_format).is_not_null() for date_format in _DATE_FORMATS
+    ]
+    fits = max(fitting, key=lambda mask: int(mask.sum()))
+    if fits.sum() < 0.5 * len(present):
+        return
+    others = present.filter(~fits)
+    raise ValueError(
+        f"column {present.name!r} mixes dates such as {present.filter(fits)[0]!r} with"
+        f" {len(others):,} cells of other text such as {others[0]!r}; mend them, name the"
+        " words that mean a missing cell with `missing`, the column in `categories`, or"
+        f" drop it{see('errors#a-column-of-numbers-and-words')}"
+    )
+
+
 def _require_finite(values: pl.Series) -> pl.Series:
     is_infinite = values.is_infinite()
     if is_infinite.any():
@@ -342,15 +366,19 @@ def _parse_booleans(series: pl.Series) -> pl.Series:
 
 def _parse_dates(series: pl.Series, date_format: str) -> pl.Series | None:
     """Convert text to days; None if a cell does not have the date format."""
+    # Most formats fit no cell, and parsing takes time.
+    if _as_days(series.drop_nulls().head(1), date_format).null_count():
+        return None
+    days = _as_days(series, date_format)
+    return days if days.null_count() == series.null_count() else None
+
+
+def _as_days(series: pl.Series, date_format: str) -> pl.Series:
+    """Convert text to days; cells that do not have the date format become null."""
     dtype = pl.Datetime("us") if "%H" in date_format else pl.Date()
     if _OFFSET in date_format:
         dtype = pl.Datetime("us", "UTC")
-    # Most formats fit no cell, and parsing takes time.
-    head = series.drop_nulls().head(1)
-    if head.str.strptime(dtype, date_format, strict=False).null_count():
-        return None
-    dates = series.str.strptime(dtype, date_format, strict=False)
-    return _days(dates) if dates.null_count() == series.null_count() else None
+    return _days(series.str.strptime(dtype, date_format, strict=False))
 
 
 def _days(series: pl.Series) -> pl.Series:

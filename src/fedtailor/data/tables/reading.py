@@ -18,6 +18,7 @@ from fedtailor.data.tables.delimited import ENDINGS as TEXT_ENDINGS
 from fedtailor.data.tables.delimited import MISSING_WORDS, FileContent, read_delimited
 from fedtailor.data.tables.numerals import typed_columns
 from fedtailor.data.tables.options import TableOptions
+from fedtailor.data.tables.problems import no_such_column
 
 EXCEL_ENDINGS = (".xlsx", ".xls", ".xlsb", ".ods")
 ENDINGS = (*TEXT_ENDINGS, ".parquet", *EXCEL_ENDINGS)
@@ -77,6 +78,7 @@ def read(source: Any, options: TableOptions, columns: Collection[str] = ()) -> R
             f"{where} has columns ({join_names(frame.columns)}) and no rows; add one for"
             " each example"
         )
+    _check_missing_words(options.missing, frame, where)
     frame, notes = typed_columns(
         clean(frame, options.missing, fold_case=options.fold_case),
         decimal := options.decimal or content.decimal,
@@ -179,6 +181,26 @@ def words_by_column(
         else:
             of_all.append(word)
     return tuple(of_all), of_column
+
+
+def _check_missing_words(
+    missing: Sequence[str], frame: pl.DataFrame, where: str
+) -> None:
+    """Require that a word "COLUMN=WORD" names a column, or stands so in a cell.
+
+    Raises:
+        ValueError: neither; the name is probably mistyped.
+    """
+    for word in words_by_column(missing, frame.columns)[0]:
+        name, equals, _ = word.rpartition("=")
+        if equals and not any(
+            (column.str.strip_chars() == word).any()
+            for column in frame.select(pl.col(pl.String)).iter_columns()
+        ):
+            raise ValueError(
+                f"{where}: the word {word!r} for a missing cell stands in no cell, and"
+                f" {no_such_column('it', name, frame.columns)}"
+            )
 
 
 def _check_file(path: Path) -> None:

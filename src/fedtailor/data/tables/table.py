@@ -543,8 +543,8 @@ def _check_training(
     is_tested = (options.test > 0 or options.split) and not all_rows
     if not splits[2].rows.size and is_tested:
         problems.add(
-            "no client has a row to test on; give clients with two rows or more, and"
-            " other groups or splits"
+            "no client has a row to test on; give clients with two rows or more, fewer"
+            " folds, or other groups or splits"
         )
 
 

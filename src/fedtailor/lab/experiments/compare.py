@@ -120,6 +120,11 @@ class Comparison:
             "a budget compares all settings after each step, and a search proposes one"
             " after another; leave out the budget or the search",
         )
+        # With the runs of a comparison in it, it could not be opened any more.
+        require(
+            not (self.results / MANIFEST).exists(),
+            f"{self.results} holds a single run; name another directory for the results",
+        )
         self.track = (*self.experiment.file.track, *self.track)
         find_trackers(self.track)  # raises if a tracker is not installed
         require(

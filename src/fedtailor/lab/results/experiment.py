@@ -256,11 +256,10 @@ def experiments(results: Path, names: Sequence[str] = ()) -> list[StoredExperime
         ValueError: the directory has no experiment, or none of a given name; the
             message suggests similar names.
     """
-    stored_names = []
-    if results.is_dir():
-        stored_names = sorted(
-            path.parent.name for path in results.glob(f"*/{COMPARISON_INDEX}")
-        )
+    require(results.is_dir(), f"there is no directory {results}; check the path")
+    stored_names = sorted(
+        path.parent.name for path in results.glob(f"*/{COMPARISON_INDEX}")
+    )
     require(
         bool(stored_names) or not (results / MANIFEST).is_file(),
         f"{results} is a single run, which `fedtailor models {results}` shows; a report"

@@ -202,14 +202,22 @@ def sharing_sentences(
             f"{what}: {tests.difference_text(gain)} in {splits}, too few to conclude."
         ]
     found = f"{what}: {tests.gain_text(gain)}, {in_words(gain)}"
-    if tests.splits is None:
-        return [f"{found} (for {nouns.many} like these)."]
-    elsewhere = tests.gain_elsewhere(method, base)
-    return [
-        f"{found}.",
-        f"For other {nouns.many} like these: {in_words(elsewhere)}"
-        f" ({tests.range_text(elsewhere)}).",
-    ]
+    sentences = [f"{found} (for {nouns.many} like these)."]
+    if tests.splits is not None:
+        elsewhere = tests.gain_elsewhere(method, base)
+        sentences = [
+            f"{found}.",
+            f"For other {nouns.many} like these: {in_words(elsewhere)}"
+            f" ({tests.range_text(elsewhere)}).",
+        ]
+    if chosen not in (method, base):
+        # Two methods train alone: the simplest was chosen, and the best is compared with.
+        gain = tests.gain(method, chosen)
+        sentences.append(
+            f"{method} against {chosen}, which trains alone as well:"
+            f" {tests.gain_text(gain)}, {in_words(gain)}."
+        )
+    return sentences
 
 
 def candidates_of(tests: Tests, chosen: str) -> list[Candidate]:

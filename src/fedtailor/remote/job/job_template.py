@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
 from pathlib import Path
@@ -49,7 +50,7 @@ sgd = {{ lr = 0.05, epochs = 1, batch_size = 32 }}
 [training]
 rounds = 50                       # at most, with until_converged = true, or until_score = 0.9 (validation rows)
 seed = 0
-minimum = {minimum}                       # clients without which a round does not count
+minimum = {minimum}                       # clients without which a round does not count (behind masks: see `serve`)
 deadline = 300                    # seconds that a round waits; asynchronous = {{ buffer = 3 }}: only for 3 answers
 participation = 1.0               # who trains in a round: a share of the clients (up to 1), or a number (from 2)
 sampling = "uniform"              # or "samples": by training rows; "poisson": each independently (for noise)
@@ -103,6 +104,7 @@ def columns_of(
     path: Path,
     target: str,
     *,
+    clients: Sequence[str] = (),
     event: str | None = None,
     time: str | None = None,
     window: int | None = None,
@@ -117,6 +119,7 @@ def columns_of(
     Args:
         path: the table.
         target: name of the column to predict, or of the times to an event.
+        clients: names of the federation's clients; a column of them is left out.
         event: of survival, the column that says whether the event was seen.
         time: of windows, the column that orders rows.
         window, step: rows of a window, and between the beginnings of two.
@@ -162,8 +165,13 @@ def columns_of(
         require(np.isfinite(gap), f"the times in {time!r} are all equal")
         windowing = Windowing(window, step or window, time, gap)
     parsed: dict[str, ParsedColumn] = {}
+    notes: list[str] = []
     for name in frame.columns:
-        if name not in roles:
+        if name in roles:
+            continue
+        if _is_within(frame[name], clients):
+            notes.append(f"{name!r} is left out: it names the clients")
+        else:
             parsed[name] = column = parse_column(frame[name])
             require(
                 not column.unit,
@@ -175,10 +183,8 @@ def columns_of(
         parsed, np.ones(rows, bool), np.zeros(rows, np.int64), frozenset()
     )
     require(bool(screened.kept), f"{path.name} has no column that can be an input")
-    notes = [
-        f"{name!r} is left out: it is {reason}"
-        for name, reason in screened.dropped.items()
-    ]
+    for name, reason in screened.dropped.items():
+        notes.append(f"{name!r} is left out: it is {reason}")
     inputs = dict[str, str]()
     for name in screened.kept:
         text, note = _input(name, parsed[name])
@@ -196,6 +202,16 @@ def columns_of(
         scale = _scale(pl.Series(np.asarray(found.values, np.float64)))
     columns = Columns(target, classes, inputs, event, intervals, windowing, scale)
     return columns, said + notes
+
+
+def _is_within(column: pl.Series, names: Sequence[str]) -> bool:
+    """Whether the text of all cells is one of some names."""
+    present = column.drop_nulls()
+    return (
+        present.dtype == pl.String
+        and not present.is_empty()
+        and bool(present.is_in(list(names)).all())
+    )
 
 
 def _input(name: str, column: ParsedColumn) -> tuple[str | None, str | None]:

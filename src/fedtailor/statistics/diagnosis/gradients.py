@@ -150,7 +150,8 @@ def homogeneity(
     require_one_or_more("rank", rank)
     require(
         not np.isnan(traces).all(),
-        "no client has two batches, so nothing tells how much its gradient varies",
+        "no client has two batches, so nothing tells how much its gradient varies; give"
+        " clients more rows",
     )
     require(
         bool(np.nanmin(traces) >= 0),

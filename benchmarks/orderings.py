@@ -44,6 +44,7 @@ class Measured:
         unit: of the last digit.
         text: as the page shows it.
         seeds: how many ended with a value.
+        of: how many there were; the others diverged.
     """
 
     mean: float
@@ -51,6 +52,7 @@ class Measured:
     unit: float
     text: str
     seeds: int
+    of: int
 
 
 @dataclass(frozen=True)
@@ -130,10 +132,14 @@ class Ordering:
 
     @property
     def gain(self) -> str:
-        """Difference and interval as text."""
+        """Difference and interval as text, and if seeds diverged, how many did not."""
         bounds = (self.difference, *self.interval)
         difference, low, high = (_rounded(bound, self.ours.unit) for bound in bounds)
-        return f"{difference} [{low}, {high}]"
+        text = f"{difference} [{low}, {high}]"
+        for cell in (self.ours, self.theirs):
+            if cell.seeds < cell.of:
+                return f"{text}, {cell.seeds} of {cell.of} seeds"
+        return text
 
     def __str__(self) -> str:
         return f"{self.below}: {self.gain}"
@@ -313,6 +319,7 @@ def _measured(row: Row, column: str, seeds: int, digits: int = 1) -> Measured:
         10.0 ** -min(len(mean.partition(".")[2]), 3),
         text,
         int(row.get(f"{column} runs", seeds)),
+        seeds,
     )
 
 

@@ -151,8 +151,8 @@ def sentences(papers: str) -> str:
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of a table, without its last column where that is empty."""
-    if not any(row[-1] for row in rows):
+    """Lines of a table, without its last column where that has nothing but "-"."""
+    if all(row[-1] == "-" for row in rows):
         header, rows = header[:-1], [row[:-1] for row in rows]
     lines = [header, ["---"] * len(header), *rows]
     return [f"| {' | '.join(cells)} |" for cells in lines]
@@ -276,12 +276,14 @@ def _comparison(one: Ordering, *, whole: bool = True) -> str:
 
 
 def _at_best(found: Sequence[Ordering], *, whole: bool = True) -> str:
-    """The verdict at the best round by validation data; "" where it is the same, or
-    not of means after the last round.
+    """The verdict at the best round by validation data; "-" where it is not known of all
+    comparisons.
     """
     best = [one.at_best for one in found if one.at_best]
-    if len(best) < len(found) or verdict_of(best) == verdict_of(found):
-        return ""
+    if len(best) < len(found):
+        return "-"
+    if verdict_of(best) == verdict_of(found):
+        return "same"
     comparison = _comparison(weakest(best), whole=whole)
     return f"{_verdict(best)}; {comparison}"
 

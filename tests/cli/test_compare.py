@@ -454,8 +454,8 @@ def test_help_without_a_file_lists_the_options_of_tables(command, capsys):
             "name the words with --missing, or drop it",
         ),
         (
-            "say what separates the cells with `separator` (docs: errors#lines)",
-            "say what separates the cells with --separator (docs: errors#lines)",
+            "name the column in `categories` (docs: errors#a-column-of-numbers)",
+            "name the column in --categories (docs: errors#a-column-of-numbers)",
         ),
         (
             "rows of client 'a' go with client 'b'",

@@ -88,10 +88,11 @@ def test_no_measured_number_stands_outside_of_the_blocks(pages):
 
 def test_the_headlines_come_first_with_the_papers_own_settings(pages):
     block = pages.headlines("mestoukirdi-2022")
-    rows = block.splitlines()
-    label_shift = [row for row in rows if row.startswith("| label shift")]
+    lines = block.splitlines()
+    label_shift = [line for line in lines if line.startswith("| label shift")]
     assert label_shift[0].startswith("| label shift | the paper's | **no** |")
-    assert any("all chosen in training | **yes**" in row for row in rows)
+    chosen = "| n_k chosen in training, the paper's probe | **yes**"
+    assert any(chosen in row for row in label_shift)
     page = pages.PAGE.read_text()
     assert page.index("<!-- headlines mestoukirdi-2022") < page.index(
         "<!-- sentences mestoukirdi-2022"
@@ -118,10 +119,10 @@ def test_another_verdict_at_the_best_round_stands_beside_that_of_the_last(pages,
     )
     same = dataclasses.replace(one, at_best=dataclasses.replace(one, at_best=None))
     neither = dataclasses.replace(one, at_best=None)
+    assert pages._at_best([same]) == "same"
+    assert pages._at_best([neither]) == pages._at_best([one, neither]) == "-"
     for silent in (same, neither):
-        assert pages._at_best([silent]) == ""
         assert "best round" not in pages._row(silent)
-    assert pages._at_best([one, neither]) == "", "of some comparisons only"
 
 
 def test_the_best_round_is_that_of_validation_data(script, found):
@@ -159,6 +160,8 @@ def test_a_method_that_diverged_on_some_seeds_has_fewer(script, found):
     row = {"a": "70.0", "a std": "1.0", "a runs": "2"}
     assert script._measured(row, "a", 5).seeds == 2
     assert script._measured({"a": "70.0 ± 1.0"}, "a", 5).seeds == 5
+    one = next(one for one in found if one.ours.seeds < one.ours.of)
+    assert one.gain.endswith(f"], {one.ours.seeds} of {one.ours.of} seeds")
 
 
 def test_every_mean_and_deviation_on_the_pages_stands_in_a_report(pages):
@@ -233,7 +236,7 @@ def test_what_a_difference_within_its_interval_is_called(found):
 
 def test_the_interval_is_welchs(script, found):
     """At its ends, Welch's test is exactly at 5 %."""
-    fine = {"unit": 1e-12, "text": "", "seeds": 3}
+    fine = {"unit": 1e-12, "text": "", "seeds": 3, "of": 3}
     pair = {
         "ours": script.Measured(70.0, 1.5, **fine),
         "theirs": script.Measured(68.0, 0.4, **fine),
@@ -247,7 +250,8 @@ def test_the_interval_is_welchs(script, found):
 def test_rounding_widens_the_interval(script, found):
     def width(unit):
         cells = {
-            name: script.Measured(70.0, 1.0, unit, "", 3) for name in ("ours", "theirs")
+            name: script.Measured(70.0, 1.0, unit, "", 3, 3)
+            for name in ("ours", "theirs")
         }
         low, high = dataclasses.replace(found[0], **cells).interval
         return high - low

@@ -87,7 +87,10 @@ def test_a_column_of_the_clients_names_is_no_input(tmp_path):
     path = table(tmp_path, site=["north", "south"] * 20)
     columns, notes = columns_of(path, "outcome", clients=["north", "south", "west"])
     assert "site" not in columns.inputs
-    assert "'site' is left out: it names the clients" in notes
+    assert "'site' is left out: its cells are names of clients" in notes
+    numbered = table(tmp_path, site=[1, 2] * 20)
+    assert "site" not in columns_of(numbered, "outcome", clients=["1", "2"])[0].inputs
+    path = table(tmp_path, site=["north", "south"] * 20)
     assert "site" in columns_of(path, "outcome", clients=["north"])[0].inputs
     assert columns_of(path, "site", clients=["north", "south"])[0].target == "site"
 

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 _OPTIONS = (
     "skip-unlabelled|task|positive|missing|categories|unseen|client|target|features|drop"
-    "|group|time|split|folds|separator|encoding|decimal|thousands|sheet|weight"
+    "|group|time|split|folds"
 )
 _ADVICE = re.compile(
     rf"\b(say|with|in) (?:`({_OPTIONS})`|({_OPTIONS})(?=[;,.)]| regression"

@@ -1,5 +1,6 @@
 """Writes the output of a command."""
 
+from contextlib import suppress
 from pathlib import Path
 
 from fedtailor._base.choice import require
@@ -17,11 +18,11 @@ def check_not_input(out: Path | None, source: Path) -> None:
     Raises:
         ValueError: both are one file, by links too.
     """
-    if out is not None and out.exists() and source.exists():
-        require(
-            not out.samefile(source),
-            f"--out is {out}, the file that is read; name another file",
-        )
+    is_input = False
+    # What cannot be looked at is named when it is read or written.
+    with suppress(OSError):
+        is_input = out is not None and out.samefile(source)
+    require(not is_input, f"--out is {out}, the file that is read; name another file")
 
 
 def write_text(text: str, out: Path | None) -> None:

@@ -104,8 +104,27 @@ FILES = {
     "a quote that is not closed": (
         csv(change={5: 'a,"40,1'}),
         {},
-        "a quote in line 6 is closed only in line 25, so that these lines are one of 2"
-        " cells instead of 3; close",
+        "a quote in line 6 is never closed; close it",
+    ),
+    "an open quote in the last column": (
+        csv(change={9: 'a,40,"1'}),
+        {},
+        "a quote in line 10 is never closed; close it",
+    ),
+    "an open quote in the header": (
+        csv(header='site,age,"sick'),
+        {},
+        "a quote in line 1 is never closed; close it",
+    ),
+    "a quote that ends later": (
+        csv(change={5: "a,40,1,7", 7: 'a,"40,1', 9: 'a,40",1,1'}),
+        {},
+        "2 of 23 lines have other than the 3 cells .*line 6 has 4",
+    ),
+    "a row over several lines": (
+        csv(change={7: 'a,"40,1', 9: 'a,40",1,1'}),
+        {},
+        "1 of 23 lines .*lines 8 to 10, by a quote one row, have 4",
     ),
     "zip": (
         b"PK\3\4" + b"x" * 99,
@@ -285,22 +304,17 @@ FRAMES = {
         "'age' mixes numbers with 2 cells of text such as 'old'; mend",
     ),
     "dates and text": (
-        frame(age=["2024-01-02"] * 22 + ["2024-13-45", "?!"]),
+        frame(
+            age=[f"2024-01-{1 + day:02}" for day in range(22)] + ["2024-13-45", "?!"]
+        ),
         {},
-        "'age' mixes dates such as '2024-01-02' with 2 cells of other text such as"
-        " '2024-13-45'; mend",
+        "'age' mixes dates such as '2024-01-01' with 2 other cells such as '2024-13-45';"
+        " mend",
     ),
     "text before dates": (
-        frame(age=["unclear"] + ["03.02.2024"] * 23),
+        frame(age=["unclear"] + [f"{1 + day}.02.2024" for day in range(23)]),
         {},
-        "'age' mixes dates such as '03.02.2024' with 1 cells of other text such as"
-        " 'unclear'; mend",
-    ),
-    "a word of no column": (
-        frame(),
-        {"missing": ("agee=-9",)},
-        "the word 'agee=-9' for a missing cell stands in no cell, and there is no column"
-        " 'agee' for it; did you mean 'age'",
+        "'age' mixes dates such as '1.02.2024' with 1 other cells such as 'unclear'; mend",
     ),
     "points and commas": (
         *with_age({7: "1,5", 9: "2.5"}),

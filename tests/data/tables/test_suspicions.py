@@ -8,6 +8,7 @@ from fedtailor.cli.table_experiment import table_description
 from fedtailor.data.tables import Preprocessing, from_table
 from fedtailor.data.tables.describing import describe_table
 from fedtailor.data.tables.suspicions import far_off_warnings, weight_warnings
+from fedtailor.deployment.predictions import read_raw_rows
 from fedtailor.engine.runs.baseline import data_warnings
 from fedtailor.engine.training.binding import bind
 from fedtailor.models import logistic
@@ -143,6 +144,25 @@ def test_a_code_of_one_column_is_read_from_files_and_kept_for_predictions(tmp_pa
     plain = stored.transform(table.tail(1).drop("y", "site"))
     assert rows.shape == plain.shape
     np.testing.assert_array_equal(rows, read.x[:1])
+
+
+@pytest.mark.parametrize("as_file", [False, True])
+def test_a_word_for_missing_cells_of_a_column_that_there_is_not_is_noted(
+    tmp_path, as_file
+):
+    """It may be mistyped, or a word with "=" that stands in cells."""
+    table = frame(note=["n=0", "low", "high", "low"] * 60)
+    path = tmp_path / "table.csv"
+    table.write_csv(path)
+    words = ("n=0", "mass=0", "never")
+    read = from_table(path if as_file else table, **ROLES, missing=words)
+    said = "No column is called 'n': 'n=0' stands for a missing cell in all columns."
+    assert [note for note in read.notes if "No column" in note] == [said]
+    inputs = read.preprocessing.inputs
+    assert "note = low" in inputs and "note = n=0" not in inputs
+    # Rows to predict need not have a column that the words name.
+    table.drop("mass", "y", "site").write_csv(path)
+    assert len(read_raw_rows(path, read.preprocessing)) == len(table)
 
 
 # columns that give the target away

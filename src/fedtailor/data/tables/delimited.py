@@ -171,6 +171,8 @@ def _read_head(
     )
     if not is_complete:
         lines = lines[:-1]  # the sample ends in the middle of this line
+    if not lines or any("\n" in name for name in lines[0]):
+        _check_quotes(path, encoding, separator)
     header, *lines = lines or [[]]
     header = [unicodedata.normalize("NFC", name) for name in header]
     _check_header(header, lines, path, separator)
@@ -319,21 +321,18 @@ def _check_lines(path: Path, encoding: str, separator: str, width: int) -> None:
     Raises:
         ValueError: some lines do not. The message names the first of them.
     """
+    _check_quotes(path, encoding, separator)
     wrong, total, first, end = 0, 0, "", 0
     try:
         for line, cells in _numbered_lines(path, encoding, separator):
             start, end = end + 1, line
             if cells and len(cells) != width:
-                # A quote that nobody closes takes in the lines below it.
-                require(
-                    start == end,
-                    f"{path}: a quote in line {start} is closed only in line {end}, so"
-                    f" that these lines are one of {len(cells)} cells instead of {width};"
-                    " close the quote, or write two of them for a quote in a cell"
-                    f"{see('errors#lines-and-cells-of-a-text-file')}",
-                )
                 wrong += 1
-                first = first or f"line {line} has {len(cells)}"
+                # A quote takes in the lines below it until the next one.
+                place = f"line {line} has"
+                if start < end:
+                    place = f"lines {start} to {end}, by a quote one row, have"
+                first = first or f"{place} {len(cells)}"
             total += 1
     except (csv.Error, OSError, EOFError, zlib.error):
         return  # the reader's own error says more
@@ -345,13 +344,34 @@ def _check_lines(path: Path, encoding: str, separator: str, width: int) -> None:
         )
 
 
+def _check_quotes(path: Path, encoding: str, separator: str) -> None:
+    """Check that every quote is closed.
+
+    Raises:
+        ValueError: one is not. The message names the line in which it may be.
+    """
+    end = 0
+    try:
+        for line, _ in _numbered_lines(path, encoding, separator, strict=True):
+            end = line
+    except csv.Error as error:
+        if "unexpected end" in str(error):
+            raise ValueError(
+                f"{path}: a quote in line {end + 1} is never closed; close it, or write"
+                " two of them for a quote in a cell"
+                f"{see('errors#lines-and-cells-of-a-text-file')}"
+            ) from None
+    except (OSError, EOFError, zlib.error):
+        return  # the reader's own error says more
+
+
 def _numbered_lines(
-    path: Path, encoding: str, separator: str
+    path: Path, encoding: str, separator: str, *, strict: bool = False
 ) -> Iterator[tuple[int, list[str]]]:
     with (
         _open(path) as binary,
         io.TextIOWrapper(binary, encoding, errors="replace", newline="") as text,
     ):
-        reader = csv.reader(text, delimiter=separator)
+        reader = csv.reader(text, delimiter=separator, strict=strict)
         for cells in reader:
             yield reader.line_num, cells

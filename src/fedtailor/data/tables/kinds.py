@@ -32,8 +32,12 @@ _DATE_PATTERN = re.compile(
 _TWO_DIGIT_YEAR = (
     r"^\d{1,2}[-/.]\d{1,2}[-/.]\d{2}($|[ T])|^\d{1,2}-?[A-Za-z]{3}-?\d{2}($|[ :])"
 )
-_SAMPLED_FOR_DATES = 100
-"""Cells that say whether a column may be one of dates."""
+_SAMPLED_FOR_DATES = 1000
+"""Cells that say whether a column is one of dates, and how they are written."""
+_FEW_DATES = 10
+"""A column of so few different dates, and of other text, is one of categories."""
+_YEAR_1000 = -354_285.0
+"""Days since 1970. Text that would be of an earlier year is no date."""
 _OFFSET = "%#z"
 """The offset of a time zone: Z, +01, +0100 or +01:00."""
 _DATE_FORMATS = (
@@ -319,23 +323,33 @@ def _require_no_mixture(present: pl.Series) -> None:
 
 
 def _require_no_other_text(present: pl.Series) -> None:
-    """Require that a column of dates has no cells of other text."""
-    sample = present.head(_SAMPLED_FOR_DATES)
-    if sample.str.contains(f"^(?:{_DATE_PATTERN.pattern})").sum() < 0.5 * len(sample):
+    """Require that a column of dates has no cells of other text.
+
+    Columns of few different dates, such as those of visits, are categories and are
+    accepted.
+    """
+    sample = present.gather_every(max(len(present) // _SAMPLED_FOR_DATES, 1))
+    dates = sample.filter(sample.str.contains(f"^(?:{_DATE_PATTERN.pattern})"))
+    if len(dates) < 0.5 * len(sample):
         return
-    # As many cells as one way of writing takes.
-    fitting = [
-        _as_days(present, date_format).is_not_null() for date_format in _DATE_FORMATS
-    ]
-    fits = max(fitting, key=lambda mask: int(mask.sum()))
-    if fits.sum() < 0.5 * len(present):
+    # The way of writing that most of them have; of codes such as 1.2.3 none.
+    counts = {
+        date_format: _as_days(dates, date_format).ge(_YEAR_1000).sum()
+        for date_format in _DATE_FORMATS
+        if "%d" in date_format
+    }
+    date_format = max(counts, key=counts.__getitem__)
+    if counts[date_format] < 0.5 * len(sample):
+        return
+    fits = _as_days(present, date_format).ge(_YEAR_1000).fill_null(False)
+    if present.filter(fits).n_unique() <= _FEW_DATES:
         return
     others = present.filter(~fits)
     raise ValueError(
         f"column {present.name!r} mixes dates such as {present.filter(fits)[0]!r} with"
-        f" {len(others):,} cells of other text such as {others[0]!r}; mend them, name the"
-        " words that mean a missing cell with `missing`, the column in `categories`, or"
-        f" drop it{see('errors#a-column-of-numbers-and-words')}"
+        f" {len(others):,} other cells such as {others[0]!r}; mend them, name the words"
+        " that mean a missing cell with `missing`, the column in `categories`, or drop it"
+        f"{see('errors#a-column-of-numbers-and-words')}"
     )
 
 

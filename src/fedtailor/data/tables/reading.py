@@ -18,7 +18,6 @@ from fedtailor.data.tables.delimited import ENDINGS as TEXT_ENDINGS
 from fedtailor.data.tables.delimited import MISSING_WORDS, FileContent, read_delimited
 from fedtailor.data.tables.numerals import typed_columns
 from fedtailor.data.tables.options import TableOptions
-from fedtailor.data.tables.problems import no_such_column
 
 EXCEL_ENDINGS = (".xlsx", ".xls", ".xlsb", ".ods")
 ENDINGS = (*TEXT_ENDINGS, ".parquet", *EXCEL_ENDINGS)
@@ -78,7 +77,6 @@ def read(source: Any, options: TableOptions, columns: Collection[str] = ()) -> R
             f"{where} has columns ({join_names(frame.columns)}) and no rows; add one for"
             " each example"
         )
-    _check_missing_words(options.missing, frame, where)
     frame, notes = typed_columns(
         clean(frame, options.missing, fold_case=options.fold_case),
         decimal := options.decimal or content.decimal,
@@ -88,7 +86,8 @@ def read(source: Any, options: TableOptions, columns: Collection[str] = ()) -> R
     )
     # Words for missing cells that are numbers, such as -999 for -999.0.
     frame = clean(frame, options.missing) if options.missing else frame
-    return RawTable(frame, where, name, decimal, (*content.notes, *notes))
+    words = _words_of_all(options.missing, frame.columns)
+    return RawTable(frame, where, name, decimal, (*content.notes, *notes, *words))
 
 
 def as_frame(rows: Any) -> pl.DataFrame:
@@ -183,24 +182,17 @@ def words_by_column(
     return tuple(of_all), of_column
 
 
-def _check_missing_words(
-    missing: Sequence[str], frame: pl.DataFrame, where: str
-) -> None:
-    """Require that a word "COLUMN=WORD" names a column, or stands so in a cell.
-
-    Raises:
-        ValueError: neither; the name is probably mistyped.
-    """
-    for word in words_by_column(missing, frame.columns)[0]:
+def _words_of_all(missing: Sequence[str], columns: Sequence[str]) -> list[str]:
+    """A note on each word "NAME=WORD" whose name is that of no column: it may be mistyped."""
+    notes = []
+    for word in words_by_column(missing, columns)[0]:
         name, equals, _ = word.rpartition("=")
-        if equals and not any(
-            (column.str.strip_chars() == word).any()
-            for column in frame.select(pl.col(pl.String)).iter_columns()
-        ):
-            raise ValueError(
-                f"{where}: the word {word!r} for a missing cell stands in no cell, and"
-                f" {no_such_column('it', name, frame.columns)}"
+        if equals:
+            notes.append(
+                f"No column is called {name!r}: {word!r} stands for a missing cell in all"
+                " columns."
             )
+    return notes
 
 
 def _check_file(path: Path) -> None:

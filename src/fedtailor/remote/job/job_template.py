@@ -16,7 +16,7 @@ from fedtailor._base.groups import MIN_ROWS
 from fedtailor._base.printable import join_names
 from fedtailor.aggregation.secure_sums import MIN_CLIENTS
 from fedtailor.data.tables.hiding import MAX_NAME_LENGTH, MAX_NAMES, counts_of
-from fedtailor.data.tables.kinds import ParsedColumn, parse_column
+from fedtailor.data.tables.kinds import ParsedColumn, category_text, parse_column
 from fedtailor.data.tables.options import TableOptions
 from fedtailor.data.tables.problems import Problems
 from fedtailor.data.tables.reading import clean, read
@@ -170,7 +170,7 @@ def columns_of(
         if name in roles:
             continue
         if _is_within(frame[name], clients):
-            notes.append(f"{name!r} is left out: it names the clients")
+            notes.append(f"{name!r} is left out: its cells are names of clients")
         else:
             parsed[name] = column = parse_column(frame[name])
             require(
@@ -205,12 +205,13 @@ def columns_of(
 
 
 def _is_within(column: pl.Series, names: Sequence[str]) -> bool:
-    """Whether the text of all cells is one of some names."""
+    """Whether all cells of a column of text or of whole numbers are among some names."""
     present = column.drop_nulls()
+    is_name = present.dtype == pl.String or present.dtype.is_integer()
     return (
-        present.dtype == pl.String
+        is_name
         and not present.is_empty()
-        and bool(present.is_in(list(names)).all())
+        and bool(category_text(present).is_in(list(names)).all())
     )
 
 

@@ -7,16 +7,18 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import polars as pl
 import pytest
 
 from fedtailor._base.choice import MachineFailed
-from fedtailor.cli import main, registry
+from fedtailor.cli import failures, main, registry
 from fedtailor.cli.failures import explain
 from fedtailor.engine.storage import Interrupted
 from fedtailor.engine.storage.checkpoint import load_tree
 from fedtailor.engine.storage.run_files import CHECKPOINT
+from fedtailor.protocol import Algorithm
 
 
 def failing(monkeypatch, error):
@@ -26,6 +28,8 @@ def failing(monkeypatch, error):
         raise error
 
     monkeypatch.setattr(registry, "find", lambda name: command)
+    # As if it were raised by fedtailor, and not in the code of these tests.
+    monkeypatch.setattr(failures, "_own_location", lambda error: "")
 
 
 @pytest.mark.parametrize(
@@ -96,6 +100,28 @@ def test_every_kind_of_failure_is_one_line(monkeypatch, capsys, error, code, sai
     assert shown.out == ""
     assert shown.err.startswith("fedtailor: ") and shown.err.count("\n") == 1
     assert said in shown.err and len(shown.err) > len("fedtailor: \n")
+
+
+def test_what_fails_in_ones_own_code_is_told_by_its_line(monkeypatch):
+    with pytest.raises(KeyError) as found:
+        {}["share"]
+    code, said = explain(found.value)
+    line = found.traceback[-1].lineno + 1
+    assert code == 2
+    assert (
+        said == f"your code fails in test_failures.py, line {line}: KeyError: 'share'"
+    )
+
+
+def test_what_fails_on_what_ones_own_method_returns_names_the_method(monkeypatch):
+    inside = AttributeError("'NoneType' object has no attribute 'model'")
+    kind = SimpleNamespace(__module__="mine")
+    monkeypatch.setattr(failures, "_own_location", lambda error: "")
+    monkeypatch.setitem(Algorithm.registry, "blend", kind)
+    for error in (inside, ValueError("not enough values to unpack (expected 2)")):
+        code, said = explain(error)
+        assert code == 1 and "does blend return what the table of functions" in said
+    assert explain(ValueError("lr is 0")) == (2, "lr is 0")
 
 
 def test_developers_are_shown_the_traceback(monkeypatch, capsys):

@@ -97,6 +97,13 @@ def _from_file(path: Path, kind: str) -> type[Algorithm]:
         f" {', '.join(methods) or 'none'}",
     )
     assert isinstance(algorithm, type) and issubclass(algorithm, Algorithm)
+    name = algorithm.about.name
+    # Methods are found by their names, so that the base would be trained.
+    require(
+        Algorithm.registry[name] is algorithm,
+        f"{path}: {kind} has no `about` of its own, only that of {name!r}; give it one"
+        " with a new name",
+    )
     return algorithm
 
 

@@ -1,12 +1,15 @@
 """Converts every error to an exit code and a message of one line."""
 
 import errno
+import sys
+import sysconfig
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
 from fedtailor._base.choice import MachineFailed
-from fedtailor._base.printable import one_line
+from fedtailor._base.documentation import see
+from fedtailor._base.printable import join_names, one_line
 
 DONE, FAILED, WRONG, INTERRUPTED = 0, 1, 2, 130
 """Exit codes: success, failure of the machine or fedtailor, wrong input, Ctrl-C.
@@ -41,8 +44,9 @@ def _classify(error: BaseException) -> tuple[int, str]:
         return FAILED, text
     if isinstance(error, UnicodeError):
         return WRONG, f"a text is not UTF-8: {text}"
-    # The message of such an error already says what to do.
-    if isinstance(error, ValueError | ArithmeticError):
+    # The message of such an error already says what to do, but for Python's own.
+    is_worded = not text.startswith(("not enough values to", "too many values to"))
+    if isinstance(error, ValueError | ArithmeticError) and is_worded:
         return WRONG, text or f"{name}{_location(error)}"
     if isinstance(error, OSError):
         return WRONG, _file_message(error)
@@ -53,11 +57,47 @@ def _classify(error: BaseException) -> tuple[int, str]:
         # Omit the query plan, which users cannot interpret.
         reason = text.partition("Resolved plan")[0] or name
         return FAILED, f"a table cannot be read or written: {reason}"
-    message = (
-        f"unexpected {name}{_location(error)}: {text}; this is a fault of fedtailor:"
-        " please report what the same command prints with --traceback"
+    own = _own_location(error)
+    if own:
+        return WRONG, f"your code fails in {own}: {name}: {text.partition(chr(10))[0]}"
+    unexpected = f"unexpected {name}{_location(error)}: {text}"
+    report = "please report what the same command prints with --traceback"
+    methods = _own_methods()
+    if methods:
+        return FAILED, (
+            f"{unexpected}; does {methods} return what the table of functions asks for"
+            f"{see('write-an-algorithm#1-the-file')}? If it does, {report}"
+        )
+    return FAILED, f"{unexpected}; this is a fault of fedtailor: {report}"
+
+
+def _own_location(error: BaseException) -> str:
+    """The last line of a user's own code that an error came through: "file.py, line 3";
+    "" if it came through none.
+    """
+    paths = sysconfig.get_paths()
+    installed = [Path(paths[name]) for name in ("stdlib", "purelib", "platlib")]
+    installed.append(Path(__file__).parents[1])
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        path = Path(frame.filename)
+        is_file = path.suffix == ".py" and path.is_absolute()
+        if is_file and not any(path.is_relative_to(folder) for folder in installed):
+            return f"{path.name}, line {frame.lineno}"
+    return ""
+
+
+def _own_methods() -> str:
+    """The names of methods that were loaded and are not fedtailor's."""
+    protocol = sys.modules.get("fedtailor.protocol")
+    if protocol is None:
+        return ""
+    return join_names(
+        [
+            name
+            for name, kind in protocol.Algorithm.registry.items()
+            if kind.__module__.partition(".")[0] != "fedtailor"
+        ]
     )
-    return FAILED, message
 
 
 def _file_message(error: OSError) -> str:

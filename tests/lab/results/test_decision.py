@@ -146,6 +146,7 @@ def build(results, methods=("local", "shared", "other"), **options):
         metrics=["mean", "worst"],
         candidates=candidates,
         seeds=list(SEEDS),
+        runs=len(cells) + sum(not candidate["chosen"] for candidate in candidates),
     )
     return StoredExperiment.read(results, NAME)
 

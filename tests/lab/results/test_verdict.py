@@ -566,13 +566,26 @@ def test_methods_that_were_not_trained_are_named_with_the_first_reason(tmp_path)
     content["algorithms"] += ["DAPPER", "UCFL"]
     said = "not trained, so not compared: DAPPER, UCFL: it needs groups"
     path.write_text(json.dumps(with_digest(content)))
-    done = StoredExperiment.read(tmp_path, NAME).done
-    for runs, is_said in ((done, True), (done + 1, False)):
-        content["runs"] = runs
+    content["runs"] = StoredExperiment.read(tmp_path, NAME).done
+    path.write_text(json.dumps(with_digest(content)))
+    verdict = decide(StoredExperiment.read(tmp_path, NAME), "shift").verdict
+    assert said in verdict.warnings
+
+
+def test_until_all_runs_are_done_nothing_is_recommended(tmp_path):
+    """The means of methods over other seeds would be compared."""
+    done = build(tmp_path).done
+    path = tmp_path / NAME / COMPARISON_INDEX
+    content = json.loads(path.read_text())
+    for missing in (0, 1):
+        content["runs"] = done + missing
         path.write_text(json.dumps(with_digest(content)))
-        verdict = decide(StoredExperiment.read(tmp_path, NAME), "shift").verdict
-        # Other settings of a method may still be to come.
-        assert (said in verdict.warnings) == is_said
+        decision = decide(StoredExperiment.read(tmp_path, NAME), "shift")
+        assert (decision.verdict is None) == (missing > 0)
+        said = (
+            f"unfinished: {done} of {done + 1} runs; what to use is said when all are"
+        )
+        assert decision.warnings[0].startswith(said) == (missing > 0)
 
 
 def test_a_gain_of_an_error_is_said_without_a_sign(tmp_path):

@@ -1,9 +1,11 @@
 """`ComparedRuns`: trains the runs of a comparison, and names their directories."""
 
 import hashlib
+import inspect
 import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -37,7 +39,7 @@ from fedtailor.lab.experiments.experiment import (
 )
 from fedtailor.lab.trackers import Tracker, find_trackers
 from fedtailor.models import Architecture, Model, linear
-from fedtailor.protocol import Diverged, Exchanges, drive
+from fedtailor.protocol import Algorithm, Diverged, Exchanges, drive
 from fedtailor.protocol.plain import to_plain
 
 RUNS = "runs"
@@ -393,12 +395,30 @@ class ComparedRuns:
             settings["measured"] = measured
         if self.experiment.file.until_converged:
             settings["until_converged"] = True
+        code = {**scenario.code_of(candidate), **_own_methods(candidate.algorithm)}
+        if code:
+            settings["code"] = code
         return _fingerprint(settings)
 
 
 def _fingerprint(settings: Mapping[str, Any]) -> str:
     text = json.dumps(settings, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:10]
+
+
+def _own_methods(algorithm: Algorithm) -> dict[str, str]:
+    """The classes of a method that are not fedtailor's -> SHA-256 of their files, which
+    settings do not tell.
+    """
+    code = {}
+    for kind in type(algorithm).__mro__:
+        is_own = kind.__module__.partition(".")[0] != "fedtailor"
+        if is_own and issubclass(kind, Algorithm):
+            # A class of a notebook has no file.
+            with suppress(TypeError, OSError):
+                name = f"{kind.__module__}.{kind.__qualname__}"
+                code[name] = file_digest(Path(inspect.getfile(kind)))
+    return code
 
 
 def _digest_of_file(scenario: ComparedScenario) -> str:

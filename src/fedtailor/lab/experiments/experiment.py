@@ -1,7 +1,8 @@
 """`Experiment`: methods x scenarios x seeds x grids, read from a file and validated."""
 
+import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,6 +12,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from fedtailor._base.choice import require
 from fedtailor._base.documentation import see
+from fedtailor._base.entry_points import named_in_file
+from fedtailor._base.files import file_digest
 from fedtailor.aggregation.uplink_tables import uplink_of_tables
 from fedtailor.algorithms.find import find_algorithm
 from fedtailor.engine.training import (
@@ -174,6 +177,9 @@ class ComparedScenario:
     Attributes:
         models: name -> architecture, of which each method's is chosen; empty = all
             methods train the scenario's.
+        code: networks of the user's files, as the experiment names them: name in
+            `models`, or "" for those of the scenario -> what names one -> SHA-256 of its
+            file.
     """
 
     label: str
@@ -182,6 +188,11 @@ class ComparedScenario:
     rounds: int
     participation: Participation
     models: Mapping[str, Architecture] = field(default_factory=dict)
+    code: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+    def code_of(self, candidate: Candidate) -> Mapping[str, str]:
+        """Own code of what a candidate trains, as in `code`."""
+        return self.code.get(str(candidate.parameters.get(MODEL, "")), {})
 
     def model_of(self, candidate: Candidate) -> Architecture:
         """What a candidate trains."""
@@ -407,7 +418,10 @@ def _scenario(label: str, table: _Scenario, file: _File) -> ComparedScenario:
     if table.networks is not None:
         networks = _networks(table, scenario.model, (*place, "networks"))
         scenario = replace(scenario, model=networks)
-    models = _models(table, (*place, "models"))
+    models, code = _models(table, (*place, "models"))
+    code[""] = _code_of(
+        value for value in (table.model, *(table.networks or ())) if value is not None
+    )
     if models:
         scenario = replace(scenario, model=next(iter(models.values())))
     participation = table.participation
@@ -421,7 +435,7 @@ def _scenario(label: str, table: _Scenario, file: _File) -> ComparedScenario:
     except ValueError as error:
         raise ConfigError((*place, "participation"), str(error)) from None
     return ComparedScenario(
-        label, scenario, scenario.parameters, rounds, reporters, models
+        label, scenario, scenario.parameters, rounds, reporters, models, code
     )
 
 
@@ -455,9 +469,23 @@ def _networks(table: _Scenario, default: Architecture, place: KeyPath) -> Archit
         raise ConfigError(place, str(error)) from None
 
 
-def _models(table: _Scenario, place: KeyPath) -> dict[str, Architecture]:
-    """The models to choose each method's from, by name."""
-    models = {}
+def _code_of(models: Iterable[str | Mapping[str, Any]]) -> dict[str, str]:
+    """Models of the user's files, as an experiment names them -> SHA-256 of the file."""
+    code = {}
+    for value in models:
+        table = {"use": value} if isinstance(value, str) else value
+        file = named_in_file(str(table.get("use")))
+        if file is not None:
+            code[json.dumps(table, sort_keys=True, default=str)] = file_digest(file[0])
+    return code
+
+
+def _models(
+    table: _Scenario, place: KeyPath
+) -> tuple[dict[str, Architecture], dict[str, dict[str, str]]]:
+    """The models to choose each method's from, and their own code, by name."""
+    models: dict[str, Architecture] = {}
+    code: dict[str, dict[str, str]] = {}
     for number, value in enumerate(table.models or ()):
         model = architecture_of(value, place, own_files=True)
         name = value if isinstance(value, str) else str(value.get("use"))
@@ -466,10 +494,10 @@ def _models(table: _Scenario, place: KeyPath) -> dict[str, Architecture]:
             name = " ".join([name, *settings])
         if name in models:
             raise ConfigError(place, f"models names {name} twice (number {number + 1})")
-        models[name] = model
+        models[name], code[name] = model, _code_of([value])
     if table.models and table.model is not None:
         raise ConfigError(place, "give model, or models to choose from, not both")
-    return models
+    return models, code
 
 
 def _methods(scenario: ComparedScenario, file: _File) -> Iterator[ComparedMethod]:

@@ -73,8 +73,8 @@ class Decision:
         rounds: rounds of a complete run.
         test_rows: client -> test rows of one seed.
         warnings: warnings for the reader.
-        verdict: what each client should use; None without validation or test data, or
-            if the runs have not kept their test rows.
+        verdict: what each client should use; None without validation or test data, if
+            the runs have not kept their test rows, or until all runs are done.
     """
 
     scenario: str
@@ -363,16 +363,25 @@ def decide(experiment: StoredExperiment, scenario: str) -> Decision | None:
             winner = replace(winner, winner=None, ahead=None)
         if _have_common_clients(val, test):
             choice = choose_by_validation(val, test, higher_is_better=higher_is_better)
-    verdict = verdict_of(
-        experiment,
-        scenario,
-        runs,
-        base=base,
-        alone=alone,
-        gain_metric=gain_metric,
-        gains=gains,
-        rows=rows,
-    )
+    verdict = None
+    # Methods that have other seeds behind them would be compared by their means.
+    if experiment.done < experiment.index.runs:
+        warnings.insert(
+            0,
+            f"unfinished: {experiment.done} of {experiment.index.runs} runs; what to use is"
+            " said when all are done, and the same compare command continues",
+        )
+    else:
+        verdict = verdict_of(
+            experiment,
+            scenario,
+            runs,
+            base=base,
+            alone=alone,
+            gain_metric=gain_metric,
+            gains=gains,
+            rows=rows,
+        )
     return Decision(
         scenario,
         metric,

@@ -314,12 +314,10 @@ def untrained_warnings(
     """Tells which methods and baselines could not be trained, and why: each by the first
     reason, as seeds and settings have one each.
     """
-    index, reasons = experiment.index, {}
-    # Until all is done, other settings of a method may still be trained.
-    waits_for = index.algorithms if experiment.done < index.runs else ()
-    for skipped in index.skipped:
+    reasons: dict[str, str] = {}
+    for skipped in experiment.index.skipped:
         name = skipped.algorithm
-        if skipped.scenario == scenario and name not in (*runs, *waits_for):
+        if skipped.scenario == scenario and name not in runs:
             reasons.setdefault(name, skipped.why)
     titles: dict[str, list[str]] = {}
     for algorithm, why in reasons.items():

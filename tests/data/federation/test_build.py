@@ -442,6 +442,24 @@ def test_some_classes_become_the_first_ones():
             "gives row 2 twice",
         ),
         (
+            lambda: from_partition(dataset(), lambda data, seed: np.arange(9)),
+            "must give one array of row numbers for each client",
+        ),
+        (
+            lambda: from_partition(dataset(), lambda data, seed: None),
+            "must give one array of row numbers for each client",
+        ),
+        (
+            lambda: from_arrays(
+                np.zeros((4, 1)), [0, 1, 0, 1], np.array([1, "1", 2, 2], object)
+            ),
+            "client has 3 different values and 2 names",
+        ),
+        (
+            lambda: from_arrays(np.zeros((4, 1)), [0.0] * 4, ["a"] * 4, loss="mse"),
+            "loss is 'mse'; give a function",
+        ),
+        (
             lambda: from_partition(dataset(), lambda data, seed: [[-1, 0], [3]]),
             "row numbers run from -1",
         ),

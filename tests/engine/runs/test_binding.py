@@ -95,6 +95,7 @@ def test_methods_and_federations_of_the_wrong_kind():
         ),
         ({"progress": True}, "progress is True; give a function"),
         ({"directory": 5}, "directory is 5; it must be the path of a directory"),
+        ({"resume": True}, "resume continues the run of a directory; name it"),
         ({"settings": None}, "settings is None; give fedtailor.Settings"),
         ({"participation": "all"}, "participation is 'all'; it must be a share"),
     ],

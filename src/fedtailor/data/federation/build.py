@@ -1,6 +1,6 @@
 """Build federations from arrays, or from a data set and a partitioner."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from numbers import Real
 from typing import Any, Literal
 
@@ -307,7 +307,15 @@ def _encode_clients(client: NDArray[Any]) -> tuple[NDArray[np.int64], tuple[str,
             " text for each row"
         )
     is_text = client.dtype.kind not in "iu"
-    return encode_labels(plain_text(client, "client") if is_text else client)
+    numbers, names = encode_labels(plain_text(client, "client") if is_text else client)
+    if client.dtype.kind == "O":
+        values = len(set(client.tolist()))
+        require(
+            values == len(names),
+            f"client has {values} different values and {len(names)} names, as 1 and '1'"
+            " have one; write every client in one way",
+        )
+    return numbers, names
 
 
 def _client_groups(
@@ -363,6 +371,13 @@ def _partition(
 
 def _check_parts(data: Dataset, parts: list[NDArray[Any]]) -> None:
     """Require row numbers that exist and are assigned at most once."""
+    # A flat array would be one client for each row.
+    are_lists = isinstance(parts, Iterable) and all(
+        np.ndim(part) == 1 for part in parts
+    )
+    require(
+        are_lists, "the partitioner must give one array of row numbers for each client"
+    )
     rows = Ragged.of(parts).rows
     require(
         not len(rows) or rows.max() < len(data),

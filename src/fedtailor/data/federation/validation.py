@@ -107,8 +107,17 @@ def _check_names(names: tuple[str, ...]) -> None:
 
 
 def _check_types(federation: "Federation") -> None:
-    """Inputs, targets and groups have supported dtypes."""
-    x, y, groups = federation.x, federation.y, federation.groups
+    """Inputs, targets and groups have supported dtypes, and the loss is a function."""
+    x, y, groups, loss = (
+        federation.x,
+        federation.y,
+        federation.groups,
+        federation.loss,
+    )
+    require(
+        loss is None or callable(loss),
+        f"loss is {loss!r}; give a function, such as fedtailor.models.squared_error",
+    )
     require(
         x.dtype in (np.uint8, np.int32, np.float32, np.float64),
         f"x is {x.dtype}; convert it to uint8 (pixels), float32 or float64 (features),"

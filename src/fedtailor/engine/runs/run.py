@@ -201,6 +201,10 @@ def run(
         "run for row_outcomes()",
     )
     require(
+        directory is not None or not resume,
+        "resume continues the run of a directory; name it with directory",
+    )
+    require(
         directory is None or isinstance(directory, str | os.PathLike),
         f"directory is {describe_argument(directory)}; it must be the path of a directory",
     )

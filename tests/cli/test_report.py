@@ -153,7 +153,7 @@ def test_an_experiment_without_any_run(capsys, tmp_path):
 
 def test_mistakes_end_in_one_line(results, capsys, tmp_path):
     assert "no results in" in refused(capsys, tmp_path)
-    assert "no results in" in refused(capsys, tmp_path / "nowhere")
+    assert "there is no directory" in refused(capsys, tmp_path / "nowhere")
     assert f"did you mean {NAME!r}" in refused(capsys, results, "smal")
     assert "there is no experiment 'x'" in refused(capsys, results, "x")
     (tmp_path / "file").touch()

@@ -286,8 +286,8 @@ def _init(options: InitOptions) -> int:
             given[name] is None or options.data is not None,
             f"{as_option(name)} is for a table; give it with --data FILE",
         )
+    names = names_of(options.clients)
     if options.data is not None and options.target is not None:
-        names = names_of(options.clients)
         columns, notes = columns_of(
             options.data, options.target, clients=names, **given
         )
@@ -295,7 +295,7 @@ def _init(options: InitOptions) -> int:
             say(note)
     created_names = make_federation(
         options.dir,
-        names_of(options.clients),
+        names,
         address=options.address,
         job=options.job,
         columns=columns,

@@ -128,6 +128,7 @@ def read_delimited(
             encoding = "cp1252"
             frame = parse(_as_utf8(path, encoding))
     except (pl.exceptions.PolarsError, OSError, EOFError, zlib.error) as error:
+        _check_quotes(path, encoding, separator)
         _check_lines(path, encoding, separator, len(header))
         reason = str(error).splitlines()[0][:200]
         raise ValueError(
@@ -321,7 +322,6 @@ def _check_lines(path: Path, encoding: str, separator: str, width: int) -> None:
     Raises:
         ValueError: some lines do not. The message names the first of them.
     """
-    _check_quotes(path, encoding, separator)
     wrong, total, first, end = 0, 0, "", 0
     try:
         for line, cells in _numbered_lines(path, encoding, separator):
@@ -337,6 +337,7 @@ def _check_lines(path: Path, encoding: str, separator: str, width: int) -> None:
     except (csv.Error, OSError, EOFError, zlib.error):
         return  # the reader's own error says more
     if wrong:
+        _check_quotes(path, encoding, separator)
         raise ValueError(
             f"{path}: {wrong:,} of {total:,} lines have other than the {width} cells of"
             f" the header ({first}); mend them, or put quotes around cells that hold"

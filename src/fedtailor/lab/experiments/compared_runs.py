@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -395,7 +396,7 @@ class ComparedRuns:
             settings["measured"] = measured
         if self.experiment.file.until_converged:
             settings["until_converged"] = True
-        code = {**scenario.code_of(candidate), **_own_methods(candidate.algorithm)}
+        code = {**scenario.code_of(candidate), **_own_code(type(candidate.algorithm))}
         if code:
             settings["code"] = code
         return _fingerprint(settings)
@@ -406,12 +407,14 @@ def _fingerprint(settings: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:10]
 
 
-def _own_methods(algorithm: Algorithm) -> dict[str, str]:
+# Once: a file that is edited during a comparison is not what is trained.
+@cache
+def _own_code(method: type[Algorithm]) -> dict[str, str]:
     """The classes of a method that are not fedtailor's -> SHA-256 of their files, which
     settings do not tell.
     """
     code = {}
-    for kind in type(algorithm).__mro__:
+    for kind in method.__mro__:
         is_own = kind.__module__.partition(".")[0] != "fedtailor"
         if is_own and issubclass(kind, Algorithm):
             # A class of a notebook has no file.

@@ -19,11 +19,8 @@ def title(experiment: StoredExperiment) -> str:
 def paragraphs(experiment: StoredExperiment) -> list[str]:
     """Paragraphs about what was run, such as source, scenarios and versions."""
     index, done = experiment.index, experiment.done
-    is_finished = done == index.runs
     seeds = ", ".join(map(str, index.seeds))
-    progress = (
-        f"{done} runs" if is_finished else f"unfinished: {done} of {index.runs} runs"
-    )
+    progress = experiment.unfinished or f"{done} runs"
     if index.candidates:
         progress += ", those made to choose settings included"
 

@@ -368,8 +368,8 @@ def decide(experiment: StoredExperiment, scenario: str) -> Decision | None:
     if experiment.done < experiment.index.runs:
         warnings.insert(
             0,
-            f"unfinished: {experiment.done} of {experiment.index.runs} runs; what to use is"
-            " said when all are done, and the same compare command continues",
+            f"{experiment.unfinished}; what to use is said when all are done, and the same"
+            " compare command continues",
         )
     else:
         verdict = verdict_of(

@@ -166,6 +166,13 @@ class StoredExperiment:
         skipped = sum(skipped.runs for skipped in index.skipped)
         return len(index.method_runs) + not_chosen + skipped
 
+    @property
+    def unfinished(self) -> str:
+        """How many runs are done, until all are; then ""."""
+        if self.done == self.index.runs:
+            return ""
+        return f"unfinished: {self.done} of {self.index.runs} runs"
+
     @cached_property
     def versions(self) -> dict[str, Counter[str]]:
         """Package -> its versions in the manifests of the runs -> number of runs."""

@@ -456,8 +456,8 @@ def _subtitle(experiment: StoredExperiment) -> str:
         for noun, count in counts.items()
     ]
     state = "finished"
-    if experiment.done != index.runs:
-        state = f"unfinished: {experiment.done} of {index.runs} runs"
+    if experiment.unfinished:
+        state = experiment.unfinished
     return f"{', '.join(parts)}; {state}."
 
 

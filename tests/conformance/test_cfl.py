@@ -311,7 +311,9 @@ def test_errors():
         CFL(eps1=-1)
     with pytest.raises(ValueError, match=r"min_clients is 1; it must be 2 or more"):
         CFL(min_clients=1)
-    with pytest.raises(ValueError, match=r"linkage is 'average'; it must be one of"):
+    with pytest.raises(
+        ValueError, match=r"linkage is 'average'; it must be 'complete'"
+    ):
         CFL(linkage="average")
     with pytest.raises(
         ValueError, match=r"gamma_max is 1\.0; it must be in \[0, 1\), or None"

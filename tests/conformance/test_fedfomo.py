@@ -329,7 +329,7 @@ def test_traffic():
         ({"explore_decay": -0.1}, r"explore_decay is -0\.1; it must be 0 or more"),
         ({"norm": "max"}, "norm is 'max'; it must be 'l2' or 'l1'"),
         ({"holdout": 1.0}, r"holdout is 1\.0; it must be in \(0, 1\)"),
-        ({"predict_with": "base"}, "predict_with is 'base'; it must be one of"),
+        ({"predict_with": "base"}, "predict_with is 'base'; it must be 'trained' or"),
     ],
 )
 def test_errors(changes, message):

@@ -190,6 +190,7 @@ def test_all_failures_are_listed_with_those_that_raise(capsys):
 
 
 def test_an_error_of_the_methods_own_is_no_refusal():
+    @hyperparameters
     class Mistaken(FedAvg):
         def init_server(self, init, population):
             raise ValueError("operands could not be broadcast together")

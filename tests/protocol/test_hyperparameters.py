@@ -2,12 +2,15 @@
 says that it may be infinite.
 """
 
+import dataclasses
+import typing
+
 import numpy as np
 import pytest
 
 from fedtailor.aggregation.pipelines import Clip
-from fedtailor.algorithms import CFL, MOON, Ditto, FedALA, FedAvg
-from fedtailor.protocol import SGD
+from fedtailor.algorithms import CFL, MOON, UCFL, Ditto, FedALA, FedAvg
+from fedtailor.protocol import SGD, Algorithm, Transform
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")], ids=str)
@@ -61,7 +64,7 @@ def test_thresholds_that_nothing_reaches_are_infinite():
         (lambda: SGD(batch_size=None), "batch_size is None; it must be a whole number"),
         (lambda: SGD(drop_last="no"), "drop_last is 'no'; it must be True or False"),
         (lambda: Clip("1"), "norm is '1'; it must be a number"),
-        (lambda: FedAvg(weights=3), "weights is 3; it must be a word"),
+        (lambda: FedAvg(weights=3), "weights is 3; it must be 'samples' or 'uniform'"),
     ],
 )
 def test_settings_of_another_kind_are_refused_with_their_name(make, message):
@@ -75,3 +78,29 @@ def test_values_that_stand_for_numbers_are_taken():
     assert SGD(lr=np.float32(0.5)).lr == 0.5
     assert SGD(epochs=np.int64(2)).epochs == 2
     assert SGD(steps=None, ridge=None).ridge is None
+
+
+WORDS = [
+    (kind, field.name)
+    for kind in [*Algorithm.registry.values(), *Transform.registry.values()]
+    for field in dataclasses.fields(kind)
+    if "Literal" in str(typing.get_type_hints(kind)[field.name])
+    and kind.__module__.startswith("fedtailor.")
+]
+"""Settings that are one of a few words."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), WORDS, ids=lambda part: getattr(part, "__name__", part)
+)
+def test_a_word_that_is_none_of_the_settings_words_is_refused(kind, name):
+    """Whoever mistypes it must not get what the other words do not ask for."""
+    with pytest.raises(ValueError, match=f"{name} is 'sample'; it must be "):
+        kind(**{name: "sample"})
+
+
+def test_words_are_listed_with_what_else_is_taken():
+    with pytest.raises(ValueError, match=r"it must be 'samples' or 'uniform'$"):
+        FedAvg(weights="sample")
+    with pytest.raises(ValueError, match=r"it must be a whole number, 'auto' or None$"):
+        UCFL(streams="aut")

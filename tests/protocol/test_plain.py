@@ -68,7 +68,7 @@ def test_arrays_beside_a_table_stand_in_it_by_their_text():
 @pytest.mark.parametrize(
     ("path", "value", "said"),
     [
-        (("algorithm", "lam"), "x", r"lam is 'x'; it must be a valid number"),
+        (("algorithm", "lam"), "x", r"lam is 'x'; it must be a number"),
         (("algorithm", "sgd", "lr"), [1], r"sgd.lr is \[1\]"),
         (("algorithm", "lambda"), 1.0, "lambda is not known to this version"),
         (("algorithm", "name"), "ditto2", "there is no 'ditto2' installed here"),
@@ -109,7 +109,7 @@ def test_values_of_people_name_the_key_with_its_path():
     assert method.sgd.lr == 0.5 and method.lam == 2.0
     for changes, place, said in (
         ({"sgd": {"lrr": 1}}, ("m", "sgd", "lrr"), "did you mean 'lr'"),
-        ({"sgd": {"batch_size": "x"}}, ("m", "sgd", "batch_size"), "valid integer"),
+        ({"sgd": {"batch_size": "x"}}, ("m", "sgd", "batch_size"), "a whole number"),
         ({"sgd": 3}, ("m", "sgd"), "sgd is 3"),
     ):
         with pytest.raises(ConfigError, match=said) as refused:

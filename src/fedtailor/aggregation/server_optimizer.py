@@ -14,7 +14,7 @@ import optax
 from jaxtyping import Array, Bool, Float
 from numpy.typing import NDArray
 
-from fedtailor._base.choice import require, require_one_of
+from fedtailor._base.choice import require
 from fedtailor.protocol import along_axis, hyperparameters
 
 State = tuple[Array, ...]
@@ -64,8 +64,6 @@ class ServerOptimizer:
     """
 
     def __post_init__(self) -> None:
-        kinds = ("plain", "momentum", "adam", "yogi", "adagrad")
-        require_one_of(self.kind, kinds, "kind")
         require(self.lr > 0, f"lr is {self.lr}; it must be above 0")
         require(
             0 <= self.momentum < 1, f"momentum is {self.momentum}; it must be in [0, 1)"

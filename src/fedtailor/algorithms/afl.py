@@ -109,14 +109,6 @@ class AFL(Algorithm):
             self.lambda_lr >= 0,
             f"lambda_lr is {self.lambda_lr}; it must be 0 (fixed mixture) or more",
         )
-        require(
-            self.initial in ("uniform", "samples"),
-            f"initial is {self.initial!r}; it must be 'uniform' or 'samples'",
-        )
-        require(
-            self.update in ("gradient", "model"),
-            f"update is {self.update!r}; it must be 'gradient' or 'model'",
-        )
 
     def init_server(self, init: Init, population: Population) -> AFLState:
         shares = population.shares / population.shares.sum()

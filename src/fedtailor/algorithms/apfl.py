@@ -85,10 +85,6 @@ class APFL(FedAvg):
             self.alpha_lr >= 0,
             f"alpha_lr is {self.alpha_lr}; it must be 0 (fixed alpha) or more",
         )
-        require(
-            self.mix in ("parameters", "logits"),
-            f"mix is {self.mix!r}; it must be 'parameters' or 'logits'",
-        )
         require_plain_sgd("apfl's coupled steps", self.sgd)
 
     def init_client(self, theta: Float[Array, " d"]) -> ClientState:

@@ -10,7 +10,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
 from numpy.typing import NDArray
 
-from fedtailor._base.choice import require, require_one_of
+from fedtailor._base.choice import require
 from fedtailor.aggregation import cluster_averages, mix, reporter_weights
 from fedtailor.aggregation.agglomerative import bipartition
 from fedtailor.aggregation.distances import cosine_similarity
@@ -164,8 +164,6 @@ class CFL(Algorithm):
             self.min_clients >= 2,
             f"min_clients is {self.min_clients}; it must be 2 or more",
         )
-        linkages = ("complete", "single")
-        require_one_of(self.linkage, linkages, "linkage")
         valid = self.gamma_max is None or 0 <= self.gamma_max < 1
         require(
             valid,

@@ -81,10 +81,6 @@ class Contextual(PersonalModelAlgorithm):
     """
 
     def __post_init__(self) -> None:
-        require(
-            self.start in ("context", "personal"),
-            f"start is {self.start!r}; it must be 'context' or 'personal'",
-        )
         require_plain_sgd("cgpfl's inner steps", self.sgd)
         require(
             self.inner_steps >= 1,

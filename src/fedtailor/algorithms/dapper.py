@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Float
 from numpy.typing import ArrayLike, NDArray
 
-from fedtailor._base.choice import require, require_one_of
+from fedtailor._base.choice import require
 from fedtailor.aggregation import ServerOptimizer, reporter_weights
 from fedtailor.algorithms.helpers.best_round import (
     BestRound,
@@ -185,15 +185,9 @@ class DAPPER(Algorithm):
         require_cover(self.cover)
         require(self.r >= 1, f"r is {self.r}; it must be 1 or more")
         require(
-            self.select in ("held-out", "train"),
-            f"select is {self.select!r}; it must be 'held-out' or 'train'",
-        )
-        require(
             0 < self.held_out < 1,
             f"held_out is {self.held_out}; it must be above 0 and below 1",
         )
-        sources = ("clients", "proxy", "model", "moments")
-        require_one_of(self.source, sources, "source")
         require(
             (self.source == "proxy") == (self.proxy is not None),
             "source='proxy' and proxy=... need each other",

@@ -130,10 +130,6 @@ class FedAMP(PersonalModelAlgorithm):
             self.heur or self.own_weight is None,
             "own_weight belongs to heur; leave it out, or set heur",
         )
-        require(
-            self.start in ("own", "mean"),
-            f"start is {self.start!r}; it must be 'own' or 'mean'",
-        )
 
     def check(self, population: Population) -> None:
         check_pairs(population, self.about.name)

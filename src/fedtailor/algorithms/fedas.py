@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from fedtailor._base.choice import require
 from fedtailor.aggregation import reporter_weights
 from fedtailor.algorithms.fedper import FedPer
 from fedtailor.algorithms.helpers.class_means import (
@@ -95,12 +94,6 @@ class FedAS(FedPer):
     @property
     def takes_weights(self) -> bool:
         return False  # Fisher information is added up over rows
-
-    def __post_init__(self) -> None:
-        require(
-            self.fisher in ("examples", "batches", "off"),
-            f"fisher is {self.fisher!r}; it must be 'examples', 'batches' or 'off'",
-        )
 
     # on the server
     # ----------------------------------------------------------------------------------

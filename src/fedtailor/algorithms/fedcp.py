@@ -152,10 +152,6 @@ class FedCP(FedAvg):
     def __post_init__(self) -> None:
         require_plain_sgd("fedcp's coupled steps", self.sgd)
         require(self.lam >= 0, f"lam is {self.lam}; it must be 0 or more")
-        require(
-            self.sent_head in ("mean", "own"),
-            f"sent_head is {self.sent_head!r}; it must be 'mean' or 'own'",
-        )
 
     # on the server
     # ----------------------------------------------------------------------------------

@@ -98,10 +98,6 @@ class FedDyn(Algorithm):
 
     def __post_init__(self) -> None:
         require(
-            self.weights in ("uniform", "samples"),
-            f"weights is {self.weights!r}; it must be 'uniform' or 'samples'",
-        )
-        require(
             self.alpha > 0,
             f"alpha is {self.alpha}; it must be above 0 (fedavg is the method"
             " without it)",

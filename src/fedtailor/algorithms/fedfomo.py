@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 from numpy.typing import NDArray
 
-from fedtailor._base.choice import require, require_one_of
+from fedtailor._base.choice import require
 from fedtailor.algorithms.helpers.pairs import check_pairs
 from fedtailor.protocol import (
     NOT_SENT,
@@ -129,13 +129,8 @@ class FedFomo(Algorithm):
             f"explore_decay is {self.explore_decay}; it must be 0 or more",
         )
         require(
-            self.norm in ("l2", "l1"), f"norm is {self.norm!r}; it must be 'l2' or 'l1'"
-        )
-        require(
             0 < self.holdout < 1, f"holdout is {self.holdout}; it must be in (0, 1)"
         )
-        choices = ("trained", "mixed")
-        require_one_of(self.predict_with, choices, "predict_with")
 
     # on the server
     # ----------------------------------------------------------------------------------

@@ -77,10 +77,6 @@ class FedLC(FedAvg):
 
     def __post_init__(self) -> None:
         require(self.tau >= 0, f"tau is {self.tau}; it must be 0 or more")
-        require(
-            self.denominator in ("all", "others"),
-            f"denominator is {self.denominator!r}; it must be 'all' or 'others'",
-        )
 
     def check(self, population: Population) -> None:
         if population.model is not None:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Shaped
 
-from fedtailor._base.choice import require, require_one_of
+from fedtailor._base.choice import require
 from fedtailor.aggregation import reporter_weights, weighted_sums
 from fedtailor.algorithms.helpers.class_means import require_classes
 from fedtailor.algorithms.helpers.own_steps import mean_over
@@ -122,7 +122,6 @@ class FedMD(PersonalModelAlgorithm):
             self.digest_batch >= 1,
             f"digest_batch is {self.digest_batch}; it must be 1 or more",
         )
-        require_one_of(self.distance, DISTANCES, "distance")
 
     # on the server
     # ----------------------------------------------------------------------------------

@@ -137,10 +137,6 @@ class HypCluster(Algorithm):
         require(
             self.clusters >= 1, f"clusters is {self.clusters}; it must be 1 or more"
         )
-        require(
-            self.start in ("random", "farthest"),
-            f"start is {self.start!r}; it must be 'random' or 'farthest'",
-        )
         require(self.warm >= 0, f"warm is {self.warm}; it must be 0 or more")
         require(
             self.warm == 0 or self.start == "random",

@@ -62,10 +62,6 @@ class IFCA(HypCluster):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(
-            self.averaging in ("models", "gradients"),
-            f"averaging is {self.averaging!r}; it must be 'models' or 'gradients'",
-        )
-        require(
             self.averaging == "models" or self.start == "random",
             "start='farthest' makes models of what clients send, which gradients are"
             " not; give start='random' with averaging='gradients'",

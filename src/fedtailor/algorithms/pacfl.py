@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float
 from numpy.typing import NDArray
 
-from fedtailor._base.choice import require, require_one_of
+from fedtailor._base.choice import require
 from fedtailor._base.groups import MIN_ROWS
 from fedtailor.aggregation import ServerOptimizer, cluster_averages, reporter_weights
 from fedtailor.aggregation.agglomerative import agglomerative
@@ -154,12 +154,6 @@ class PACFL(Algorithm):
             "clusters and threshold both say how many clusters there are; leave one of"
             " them out",
         )
-        require(
-            self.angle in ("mean", "smallest"),
-            f"angle is {self.angle!r}; it must be 'mean' or 'smallest'",
-        )
-        linkages = ("average", "complete", "single")
-        require_one_of(self.linkage, linkages, "linkage")
 
     def check(self, population: Population) -> None:
         check_pairs(population, self.about.name)

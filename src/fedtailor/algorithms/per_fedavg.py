@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, ScalarLike
 
-from fedtailor._base.choice import require, require_one_of
+from fedtailor._base.choice import require
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.protocol import (
     SGD,
@@ -77,8 +77,6 @@ class PerFedAvg(FedAvg):
     """Weights of the average over reporters (the paper: equal)."""
 
     def __post_init__(self) -> None:
-        variants = ("hf", "hf-difference", "fo")
-        require_one_of(self.variant, variants, "variant")
         require(self.alpha >= 0, f"alpha is {self.alpha}; it must be 0 or more")
         require(self.delta > 0, f"delta is {self.delta}; it must be above 0")
         require(

@@ -4,7 +4,7 @@ from typing import ClassVar, Literal
 
 from jaxtyping import Array, ScalarLike
 
-from fedtailor._base.choice import require, require_one_of
+from fedtailor._base.choice import require
 from fedtailor.aggregation import mix, reporter_weights
 from fedtailor.algorithms.helpers.envelope import envelope_steps
 from fedtailor.algorithms.helpers.own_steps import require_plain_sgd
@@ -90,8 +90,6 @@ class PFedMe(PersonalModelAlgorithm):
     """Which model a client predicts with: theta_i ("personal"), or w ("global")."""
 
     def __post_init__(self) -> None:
-        choices = ("personal", "global")
-        require_one_of(self.predict_with, choices, "predict_with")
         require_plain_sgd("pfedme's inner steps", self.sgd)
         require(
             self.inner_steps >= 1,

@@ -103,10 +103,6 @@ class SCAFFOLD(Algorithm):
 
     def __post_init__(self) -> None:
         require(
-            self.option in ("I", "II"),
-            f"option is {self.option!r}; it must be 'I' or 'II'",
-        )
-        require(
             self.server_lr > 0, f"server_lr is {self.server_lr}; it must be above 0"
         )
         require(

@@ -97,17 +97,8 @@ class PaperUCFL(Algorithm):
 
     def __post_init__(self) -> None:
         require(
-            self.streams in (None, "auto") or isinstance(self.streams, int),
-            f"streams is {self.streams!r}; it must be a number, 'auto' or None (one for"
-            " each client)",
-        )
-        require(
             not isinstance(self.streams, int) or self.streams >= 1,
             f"streams is {self.streams}; it must be 1 or more",
-        )
-        require(
-            self.kernel in ("eq9", "eq6", "bound"),
-            f"kernel is {self.kernel!r}; it must be 'eq9', 'eq6' or 'bound'",
         )
         batch = self.sigma_batch
         if isinstance(batch, str):

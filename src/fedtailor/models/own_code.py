@@ -1,6 +1,5 @@
 """What fails inside a network of the user's own, in one line."""
 
-import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,13 +9,7 @@ from typing import Any
 
 import jax
 
-_NOT_THE_USERS = {*sys.stdlib_module_names, "jax", "jaxlib", "jaxtyping", "numpy"} | {
-    "equinox",
-    "flax",
-    "optax",
-    "fedtailor",
-}
-"""Packages whose lines do not tell a user where the error is."""
+from fedtailor._base.own_code import is_own
 
 _MODULES = ("equinox", "flax.linen")
 """Where the base classes of modules are defined."""
@@ -73,7 +66,7 @@ def _module(frames: list[FrameType]) -> list[str]:
 def _line(error: Exception) -> list[str]:
     """The last line of the user's own code that an error came through."""
     for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
-        if _package(frame) not in _NOT_THE_USERS:
+        if is_own(_package(frame)):
             return [f"{Path(frame.f_code.co_filename).name}, line {line}"]
     return []
 

@@ -7,6 +7,8 @@ LARGE_RATE = (
     " sgd.clip 10"
 )
 """The likely cause of most divergences."""
+IN_FIRST_ROUND = "; or the network gives NaN without training, on some of the inputs"
+"""What may be the cause, too, if nothing was trained before."""
 
 
 def negative_variance(path: str) -> str:
@@ -55,6 +57,8 @@ class Diverged(ArithmeticError):
     ) -> None:
         self.client, self.round, self.step = client, round, step
         self.doing = doing
+        if round == 0 and cause == LARGE_RATE:
+            cause += IN_FIRST_ROUND
         where = f"round {round}" if step is None else f"round {round}, step {step}"
         super().__init__(
             f"client {client!r}: {doing} gave NaN or infinity in {where}; the likely cause"

@@ -225,6 +225,9 @@ class Answers(Mapping[str, ClientRows]):
     extra_bytes: Callable[[], tuple[int, int]] = lambda: (0, 0)
 
     def __getitem__(self, kind: str) -> ClientRows:
+        if kind not in self.update:
+            sent = ", ".join(self.update) or "nothing"
+            raise KeyError(f"clients sent {sent}, and no {kind}")
         return self.update[kind]
 
     def __iter__(self) -> Iterator[str]:
@@ -254,7 +257,7 @@ class Answers(Mapping[str, ClientRows]):
 
     def host(self, kind: str) -> Shaped[np.ndarray, "c ..."]:
         """The arrays of one kind of all clients, on the host, in the order of the cohort."""
-        return self.update[kind].host()
+        return self[kind].host()
 
     def reporters(self, kind: str) -> Shaped[np.ndarray, "r ..."]:
         """The arrays of one kind of the clients that reported, on the host, in the order

@@ -205,46 +205,56 @@ _PLAIN = (str, int, float, types.NoneType, tuple, list, dict, set, type)
 
 
 def _check_kind(name: str, value: object, annotation: Any) -> None:
-    """Refuse a plain value, a class or other settings in a field of another kind.
+    """Refuse a plain value, a class or other settings in a field of another kind, and a
+    word that is none of the field's.
 
     Arrays pass, as JAX puts its own instead of numbers.
     """
-    kinds = _kinds(annotation)
+    members = _members(annotation)
     is_plain = isinstance(value, _PLAIN) or is_hyperparameters(value)
-    if not kinds or not is_plain or any(_is_of(value, kind) for kind in kinds):
+    if not members or not is_plain or any(_is_of(value, it) for it in members):
         return
-    if isinstance(value, type) and value in kinds:
+    if isinstance(value, type) and value in members:
         raise ValueError(
             f"{name} is the class {value.__name__}; make one of it: {value.__name__}()"
         )
-    words = [
-        _KIND_NAMES.get(
-            kind, f"of the class {kind.__name__}, such as {kind.__name__}()"
-        )
-        for kind in kinds
-    ]
-    raise ValueError(f"{name} is {value!r}; it must be {' or '.join(words)}")
+    *others, last = map(_in_words, members)
+    allowed = f"{', '.join(others)} or {last}" if others else last
+    raise ValueError(f"{name} is {value!r}; it must be {allowed}")
 
 
-def _kinds(annotation: Any) -> list[type]:
-    """The classes that an annotation names; none if it admits any value."""
+def _members(annotation: Any) -> list[Any]:
+    """The classes that an annotation names, and the values of its `Literal`; none if it
+    admits any value.
+    """
     origin = typing.get_origin(annotation)
     if origin is Annotated:
-        return _kinds(annotation.__origin__)
+        return _members(annotation.__origin__)
     if origin is typing.Literal:
-        return [*{type(value) for value in typing.get_args(annotation)}]
+        return list(typing.get_args(annotation))
     if origin in (typing.Union, types.UnionType):
-        members = [_kinds(member) for member in typing.get_args(annotation)]
-        return [kind for member in members for kind in member] if all(members) else []
+        members = [_members(member) for member in typing.get_args(annotation)]
+        return [it for member in members for it in member] if all(members) else []
     is_class = isinstance(annotation, type) and origin is None
     # `Any` is a class, too, and every value is an object.
     return [annotation] if is_class and annotation not in (Any, object) else []
 
 
-def _is_of(value: object, kind: type) -> bool:
+def _in_words(member: Any) -> str:
+    """What a message calls one of `_members`."""
+    if not isinstance(member, type):
+        return repr(member)
+    other = f"of the class {member.__name__}, such as {member.__name__}()"
+    return _KIND_NAMES.get(member, other)
+
+
+def _is_of(value: object, member: Any) -> bool:
+    """Whether a value is one of `_members`, or of its class."""
+    if not isinstance(member, type):
+        return type(value) is type(member) and value == member
     # A bool is also an int, and an int may stand for a float.
     if isinstance(value, bool):
-        return kind is bool
-    if kind is float:
+        return member is bool
+    if member is float:
         return isinstance(value, int | float)
-    return isinstance(value, kind)
+    return isinstance(value, member)

@@ -435,10 +435,25 @@ def _explained(
     return ConfigError(here, f"{name} is {value!r}; {expected}")
 
 
+_WORDS = {
+    "a valid array": "a list",
+    "a valid tuple": "a list",
+    "a valid dictionary": "a table",
+    "an object": "a table",
+    "a valid string": "a text",
+    "a valid integer": "a whole number",
+    "a valid number": "a number",
+    "a valid boolean": "true or false",
+}
+"""What pydantic calls the kinds of values -> what files of settings call them."""
+
+
 def _message(text: str) -> str:
     """A message of pydantic or of a check of ours, as the end of a line."""
     text = text.removeprefix("Value error, ")
     text = re.sub("^Input should be ", "it must be ", text)
+    for theirs, ours in _WORDS.items():
+        text = text.replace(f"it must be {theirs}", f"it must be {ours}")
     return text[:1].lower() + text[1:]
 
 

@@ -126,8 +126,15 @@ class Mixture(CombinedPredictor):
         """The mean logits of the models, or the logarithms of their mean probabilities.
 
         Raises:
-            ValueError: probabilities of a model that predicts no classes.
+            ValueError: probabilities of a model that predicts no classes, or not as many
+                weights as models.
         """
+        shape, models = jnp.shape(self.weights), len(self.models)
+        require(
+            shape == (models,),
+            f"a mixture of {models} models has weights of shape {shape}; there must be one"
+            " for each model",
+        )
         require(
             self.logits or model.classification,
             "a mixture of probabilities needs a model of classes; this method cannot train"

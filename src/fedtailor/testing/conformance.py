@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from fedtailor._base.printable import say_status
 from fedtailor.aggregation.accounting import Wireless
+from fedtailor.aggregation.secure_sums import SecureSums, hidden_kinds
 from fedtailor.data.federation import Federation
 from fedtailor.engine.executors import DeviceExecutor
 from fedtailor.engine.runs import run
@@ -26,7 +27,16 @@ from fedtailor.engine.storage.run_files import LEDGER, METRICS
 from fedtailor.engine.training import AsynchronousServer, Participation, Training
 from fedtailor.engine.training.personal import personal_models
 from fedtailor.models import Classification, Model, cross_entropy
-from fedtailor.protocol import SGD, Algorithm, Exchange, RefusedStatistics, drive
+from fedtailor.protocol import (
+    SGD,
+    Algorithm,
+    ClientRows,
+    Exchange,
+    HiddenRows,
+    RefusedStatistics,
+    Sums,
+    drive,
+)
 from fedtailor.testing.problems import (
     EXACT,
     classification,
@@ -529,6 +539,41 @@ def _require_variances(training: Training[DeviceExecutor], model: Model) -> None
         )
 
 
+def check_sums(
+    algorithm: Algorithm, make_model: MakeModel = softmax_model
+) -> str | None:
+    """A server that says it sees sums needs nothing else of single clients."""
+    try:
+        SecureSums(open_probe=True).check(algorithm, ())
+    except ValueError as error:
+        return str(error)
+    with float64():
+        training = train(algorithm, federation(), make_model(), 0)
+        cohort = training.round_cohort(np.ones(len(training.population), bool))
+        downlink = algorithm.broadcast(training.server, cohort)
+        answers = training.executor.exchange(
+            Exchange("client", algorithm, cohort, downlink)
+        )
+        of_one = {kind: rows.values[0] for kind, rows in answers.items()}
+        hidden = {kind: _hidden(answers[kind]) for kind in hidden_kinds(of_one)}
+        # Reading more than sums raises an error.
+        algorithm.server(
+            training.server, downlink, replace(answers, update=hidden), cohort
+        )
+    return None
+
+
+def _hidden(rows: ClientRows) -> HiddenRows:
+    """The vectors of a few clients, of which sums are shown, however few they add."""
+
+    def sums(weights: NDArray[np.float64], index: int | None) -> Sums:
+        vectors = rows.host() if index is None else rows.host()[:, index]
+        added = weights @ vectors.reshape(len(vectors), -1)
+        return added, np.ones(len(weights), bool)
+
+    return HiddenRows(rows.shape, np.dtype(rows.dtype), sums, lambda: (0, 0))
+
+
 CHECKS: dict[str, Callable[..., str | None]] = {
     "order": check_order,
     "empty round": check_empty_round,
@@ -541,6 +586,7 @@ CHECKS: dict[str, Callable[..., str | None]] = {
     "loss scale": check_loss_scale,
     "resume": check_resume,
     "late clients": check_late,
+    "sums": check_sums,
     "running statistics": check_running_statistics,
 }
 """All checks by name: functions of a method and, optionally, of what makes the model. They

@@ -27,7 +27,14 @@ from fedtailor.models import Model
 from fedtailor.models.layered import Layered
 from fedtailor.models.layers import Dense, InitStream, Relu, Reshape, Stack
 from fedtailor.models.normalization import BatchNorm
-from fedtailor.protocol import Algorithm, Answers, ClientRows, Cohort, drive
+from fedtailor.protocol import (
+    Algorithm,
+    Answers,
+    ClientRows,
+    Cohort,
+    Mixture,
+    drive,
+)
 
 BATCH = 8
 EXACT: dict[str, Any] = {"rtol": 1e-10, "atol": 1e-10}
@@ -283,6 +290,9 @@ def predictors(training: Training[DeviceExecutor]) -> list[NDArray[Any]]:
     Returns:
         The arrays [m, ...] of the predictors.
 
+    Raises:
+        AssertionError: weights of a mixture are negative, or do not sum to 1.
+
     Example:
         >>> from fedtailor.testing import predictors, quadratic_model, quadratics, train
         >>> import jax
@@ -295,7 +305,10 @@ def predictors(training: Training[DeviceExecutor]) -> list[NDArray[Any]]:
     for table in (executor.seen, executor.unseen):
         groups = drive(training.serve_clients(table, np.arange(len(table))), executor)
         for served in groups:
-            leaves = jax.tree.leaves(training.predictors(served))
+            predictor = training.predictors(served)
+            if isinstance(predictor, Mixture):
+                _require_convex(np.asarray(predictor.weights))
+            leaves = jax.tree.leaves(predictor)
             by_client = by_client or [
                 np.full((len(executor.federation), *leaf.shape[1:]), np.nan)
                 for leaf in leaves
@@ -304,6 +317,15 @@ def predictors(training: Training[DeviceExecutor]) -> list[NDArray[Any]]:
                 target[table.original_index[served.cohort.rows]] = leaf
     assert by_client is not None
     return by_client
+
+
+def _require_convex(weights: NDArray[np.floating]) -> None:
+    """Assert that each client's weights [c, k] of a mixture are at least 0 and sum to 1."""
+    wrong = (np.abs(weights.sum(axis=1) - 1) > 1e-6) | (weights < 0).any(axis=1)
+    assert not wrong.any(), (
+        f"a mixture has the weights {weights[wrong][0].tolist()}; they must be at least 0,"
+        " and sum to 1"
+    )
 
 
 def by_place(training: Training[DeviceExecutor], rows: ArrayLike) -> NDArray[Any]:

@@ -209,7 +209,7 @@ def test_tables_are_laid_over_tables():
             3,
             "rounds is 0; it must be greater than or equal to 1",
         ),
-        ("rounds = 3", 'rounds = "3"', 3, "rounds is '3'; it must be a valid integer"),
+        ("rounds = 3", 'rounds = "3"', 3, "rounds is '3'; it must be a whole number"),
         ("lr = 0.05", "lr = -1.0", 6, "lr is -1.0; it must be above 0"),
         (
             "lr = 0.05",
@@ -227,7 +227,7 @@ def test_tables_are_laid_over_tables():
             "val = 0.2",
             'val = "a fifth"',
             10,
-            "val is 'a fifth'; it must be a valid number",
+            "val is 'a fifth'; it must be a number",
         ),
         (
             "val = 0.2",
@@ -244,7 +244,7 @@ def test_tables_are_laid_over_tables():
             "{batch_size = 8}",
             "{batch_size = 8.5}",
             14,
-            "batch_size is 8.5; it must be a valid integer",
+            "batch_size is 8.5; it must be a whole number",
         ),
         (
             "{batch_size = 8}",

@@ -86,7 +86,7 @@ def test_whole_numbers_serve_as_floats_and_none_where_it_is_meant():
                 " features, points, shuffled"
             ),
         ),
-        ({"clients": True}, "toy: clients is True; it must be a valid integer"),
+        ({"clients": True}, "toy: clients is True; it must be a whole number"),
         ({"clients": 2.0}, "clients is 2.0"),
         ({"clients": "3"}, "clients is '3'"),
         ({"clients": None}, "clients is None"),

@@ -1,14 +1,14 @@
 """Byzantine clients of a simulation: they send something else than they trained."""
 
 from dataclasses import replace
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 from numpy.typing import NDArray
 
-from fedtailor._base.choice import require, require_one_of
+from fedtailor._base.choice import require
 from fedtailor.data.federation.poison import byzantine_clients, check_share
 from fedtailor.protocol import (
     MODEL_KINDS,
@@ -70,7 +70,6 @@ class Byzantine(Transform):
     """The size of the attack (sign-flip, scale and random)."""
 
     def __post_init__(self) -> None:
-        require_one_of(self.attack, get_args(Attack), "attack")
         check_share(self.share)
         require(self.factor > 0, f"factor is {self.factor}; it must be above 0")
 

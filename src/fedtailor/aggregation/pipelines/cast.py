@@ -7,7 +7,6 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, PyTree
 
-from fedtailor._base.choice import require_one_of
 from fedtailor.aggregation.pipelines.change import replace_vectors
 from fedtailor.protocol import (
     ClientRows,
@@ -47,9 +46,6 @@ class Cast(Transform):
     """`bfloat16` has the range of single precision and 8 bits of precision, `float16` a
     smaller range and 11 bits.
     """
-
-    def __post_init__(self) -> None:
-        require_one_of(self.dtype, TYPES, "dtype")
 
     def encode(
         self, update: ClientUpdate, inbox: Inbox, state: PyTree, local: LocalTrainer

@@ -131,10 +131,6 @@ class GaussianNoise(Transform):
             0 < self.delta < 1, f"delta is {self.delta}; it must be between 0 and 1"
         )
         require(
-            self.by in ("server", "client"),
-            f"by is {self.by!r}; it must be 'server' or 'client'",
-        )
-        require(
             self.quantile is None or 0 < self.quantile < 1,
             f"quantile is {self.quantile}; it must be between 0 and 1",
         )

@@ -1,13 +1,13 @@
 """RobustMean: an average that a few Byzantine clients cannot move far."""
 
 import math
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, PyTree
 
-from fedtailor._base.choice import require, require_one_of, require_one_or_more
+from fedtailor._base.choice import require, require_one_or_more
 from fedtailor.aggregation import robust
 from fedtailor.aggregation.pipelines.change import common_start
 from fedtailor.protocol import (
@@ -96,8 +96,6 @@ class RobustMean(Transform):
     """Steps of centred-clipping in a round."""
 
     def __post_init__(self) -> None:
-        rules = get_args(Rule)
-        require_one_of(self.rule, rules, "rule")
         require(
             0 <= self.byzantine < 0.5,
             f"byzantine is {self.byzantine}; it must be a share from 0 to below 0.5, as no"

@@ -118,6 +118,11 @@ def run(arguments: list[str]) -> int:
             "The options depend on both: fedtailor run ALGORITHM SCENARIO --help",
             "; `fedtailor algorithms` and `fedtailor scenarios` list the names",
         )
+    require(
+        Path(names[1]).suffix not in (".csv", ".tsv", ".parquet"),
+        f"{names[1]} is a table, and no scenario; name it with --path:"
+        f" fedtailor run {names[0]} table --path {names[1]} --target COLUMN",
+    )
     scenario = scenarios.find(names[1])
     method = find_algorithm(names[0], own_files=True).about.name
     algorithm, scenario, options = _parse(method, scenario, arguments[2:])

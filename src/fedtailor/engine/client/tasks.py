@@ -18,6 +18,7 @@ from fedtailor.protocol import (
     encode,
     noise_of,
 )
+from fedtailor.protocol.returned import check_client
 
 EVALUATION_SPLITS = ("val", "test")
 
@@ -57,9 +58,10 @@ def client_task(
     if task == "probe":
         return {"update": algorithm.probe(inbox, local)}
     if task == "client":
-        algorithm_state, uplink_state = state
-        before = algorithm_state
-        algorithm_state, update = algorithm.client(algorithm_state, inbox, local)
+        before, uplink_state = state
+        algorithm_state, update = check_client(
+            algorithm, before, algorithm.client(before, inbox, local)
+        )
         if noise_of(uplink, by="client") is not None:
             # The client's noise has to hide, too, that training overflowed.
             is_finite = all_finite((algorithm_state, update))

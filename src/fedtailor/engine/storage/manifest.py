@@ -7,8 +7,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from fedtailor._base.choice import require
+from fedtailor._base.documentation import see
+from fedtailor._base.own_code import own_code
 from fedtailor._version import __version__
 from fedtailor.engine.training import RunSpec
+from fedtailor.models import Model
 from fedtailor.protocol import DataFacts
 from fedtailor.protocol.plain import to_plain
 
@@ -37,9 +41,24 @@ def manifest(
         data: what is known about the data.
         machine: the devices on which clients are simulated (`Executor.machine`).
         origin: where the data come from, as plain values.
+
+    Raises:
+        ValueError: the method's class has no name of its own.
     """
+    for method, _ in spec.algorithm.phases():
+        kind = type(method)
+        require(
+            "about" in vars(kind),
+            f"{kind.__name__} has no `about` of its own, only that of"
+            f" {method.about.name!r}, and a stored run would be taken for one of it; give"
+            f" it one with a new name{see('write-an-algorithm#1-the-file')}",
+        )
+    model = spec.model
+    parts = (model.architecture, model.loss) if isinstance(model, Model) else model
+    code = own_code([spec.algorithm, parts, spec.uplink, spec.downlink, spec.metrics])
     return {
         **spec.to_plain(),
+        **({"code": code} if code else {}),
         "data": dict(data.description),
         **({} if origin is None else {"origin": origin_settings(origin)}),
         **({} if machine is None else {"machine": dict(machine)}),
@@ -80,11 +99,16 @@ def difference(old: dict[str, Any], new: dict[str, Any], path: str = "") -> str 
             continue
         old_value = old.get(name)
         new_value = new.get(name)
+        # Runs of earlier versions do not tell it.
+        if not path and name == "code" and old_value is None:
+            continue
         if isinstance(old_value, dict) and isinstance(new_value, dict):
             nested = difference(old_value, new_value, f"{path}{name}.")
             if nested is not None:
                 return nested
         elif old_value != new_value:
+            if path == "code.":
+                return f"the code of {name} has changed since"
             texts = ["not set" if v is None else v for v in (old_value, new_value)]
             return f"{path}{name}: {texts[0]}, now {texts[1]}"
     return None

@@ -5,6 +5,7 @@ raises an error that says in one line what to pass instead.
 from typing import Any
 
 from fedtailor._base.choice import require
+from fedtailor._base.documentation import see
 from fedtailor.data.federation import Federation
 from fedtailor.models import Architecture, Model
 from fedtailor.models.architecture import InPrecision
@@ -130,7 +131,7 @@ def require_algorithm(algorithm: object) -> None:
     """Refuse an argument that is not a method.
 
     Raises:
-        ValueError: the argument is not an `Algorithm`.
+        ValueError: the argument is not an `Algorithm`, or its class is not decorated.
     """
     if isinstance(algorithm, type) and issubclass(algorithm, Algorithm):
         raise ValueError(
@@ -140,6 +141,13 @@ def require_algorithm(algorithm: object) -> None:
     require(
         isinstance(algorithm, Algorithm),
         f"the method is {describe_argument(algorithm)}; give one such as fedtailor.FedAvg()",
+    )
+    # The mark of its base is inherited, and does not say how to trace the class.
+    name = type(algorithm).__name__
+    require(
+        "__is_hyperparameters__" in vars(type(algorithm)),
+        f"the class {name} is not decorated; write @hyperparameters above it"
+        f"{see('write-an-algorithm#1-the-file')}",
     )
 
 

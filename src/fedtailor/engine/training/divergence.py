@@ -5,6 +5,7 @@ import numpy as np
 from fedtailor._base.tensors import is_float
 from fedtailor.models import Model
 from fedtailor.protocol import (
+    Algorithm,
     Cohort,
     Diverged,
     Downlink,
@@ -15,8 +16,17 @@ from fedtailor.protocol import (
 from fedtailor.protocol.errors import negative_variance
 
 
-def explained(error: Diverged, model: Model, downlink: Downlink) -> Diverged:
-    """The error with the cause that the models sent to the clients tell."""
+def explained(
+    error: Diverged, algorithm: Algorithm, model: Model, downlink: Downlink
+) -> Diverged:
+    """The error with the cause that what was sent to the clients tells."""
+    for kind, streams in downlink.streams.items():
+        if is_float(streams.values) and not np.isfinite(streams.values).all():
+            return error.with_cause(
+                f"that the server of {type(algorithm).__name__} made NaN or infinity of"
+                f" finite answers ({kind}): a learning rate of the server that is too"
+                " large, or a fault of server()"
+            )
     sent = downlink.streams.get("model")
     if not model.has_statistics or sent is None:
         return error

@@ -68,6 +68,7 @@ from fedtailor.protocol import (
     drive,
     send,
 )
+from fedtailor.protocol.returned import check_downlink, check_server
 
 ExecutorT = TypeVar("ExecutorT", bound=Executor)
 
@@ -337,7 +338,9 @@ class Rounds(Generic[ExecutorT]):
         try:
             server, uplink_state = self._aggregate_finite(downlink, exchange, answers)
         except Diverged as error:
-            raise explained(error, self.model, exchange.downlink) from None
+            raise explained(
+                error, self.algorithm, self.model, exchange.downlink
+            ) from None
         self.executor.commit(exchange, answers)
         self.server = server
         self.uplink_state = uplink_state
@@ -519,6 +522,7 @@ class Rounds(Generic[ExecutorT]):
             # The cause may be a NaN that a transform has made of a finite answer.
             require_finite_update(update, cohort)
             raise
+        check_server(self.algorithm, self.server, server)
         return server, uplink_state
 
     def _end_round(self, cohort: Cohort, downlink: Downlink, answers: Answers) -> None:
@@ -644,7 +648,9 @@ class Rounds(Generic[ExecutorT]):
         answers = yield exchange
         answers.require_finite()
         answered = replace(cohort, reporting=answers.reporting)
-        self.server = self.algorithm.aggregate_probe(self.server, answers, answered)
+        probed = self.algorithm.aggregate_probe(self.server, answers, answered)
+        check_server(self.algorithm, self.server, probed, "aggregate_probe")
+        self.server = probed
         record_exchange(
             self.ledger,
             "probe",
@@ -696,6 +702,7 @@ class Rounds(Generic[ExecutorT]):
         self, task: ClientTask, cohort: Cohort, downlink: Downlink
     ) -> Exchange:
         """An exchange that sends `downlink` through the pipeline of the downlink."""
+        check_downlink(self.algorithm, cohort, downlink)
         return Exchange(
             task,
             self.algorithm,

@@ -35,6 +35,7 @@ from fedtailor.protocol import (
     send,
     server_rng,
 )
+from fedtailor.protocol.returned import check_downlink
 
 
 @dataclass(frozen=True)
@@ -146,7 +147,9 @@ class Training(Rounds[ExecutorT]):
         """
         yield from self.probe_if_due()
         cohort = self._cohort(table, clients, seen=True)
-        downlink = send(self.downlink, self.algorithm.serve(self.server, cohort))
+        served = self.algorithm.serve(self.server, cohort)
+        check_downlink(self.algorithm, cohort, served)
+        downlink = send(self.downlink, served)
         no_answers = Answers(reporting=cohort.reporting)
         self._record_serving(ledger, cohort, downlink, no_answers)
         return ServedClients(cohort, downlink)
@@ -231,7 +234,9 @@ class Training(Rounds[ExecutorT]):
         try:
             return answers.require_finite()
         except Diverged as error:
-            raise explained(error, self.model, served.downlink) from None
+            raise explained(
+                error, self.algorithm, self.model, served.downlink
+            ) from None
 
     # evaluation
     # ----------------------------------------------------------------------------------

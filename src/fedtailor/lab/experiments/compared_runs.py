@@ -1,19 +1,17 @@
 """`ComparedRuns`: trains the runs of a comparison, and names their directories."""
 
 import hashlib
-import inspect
 import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import jax
 
 from fedtailor._base.files import file_digest
+from fedtailor._base.own_code import own_code
 from fedtailor._version import __version__
 from fedtailor.data.federation import Federation
 from fedtailor.engine.executors import (
@@ -40,7 +38,7 @@ from fedtailor.lab.experiments.experiment import (
 )
 from fedtailor.lab.trackers import Tracker, find_trackers
 from fedtailor.models import Architecture, Model, linear
-from fedtailor.protocol import Algorithm, Diverged, Exchanges, drive
+from fedtailor.protocol import Diverged, Exchanges, drive
 from fedtailor.protocol.plain import to_plain
 
 RUNS = "runs"
@@ -396,7 +394,7 @@ class ComparedRuns:
             settings["measured"] = measured
         if self.experiment.file.until_converged:
             settings["until_converged"] = True
-        code = {**scenario.code_of(candidate), **_own_code(type(candidate.algorithm))}
+        code = {**scenario.code_of(candidate), **own_code([candidate.algorithm])}
         if code:
             settings["code"] = code
         return _fingerprint(settings)
@@ -405,23 +403,6 @@ class ComparedRuns:
 def _fingerprint(settings: Mapping[str, Any]) -> str:
     text = json.dumps(settings, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:10]
-
-
-# Once: a file that is edited during a comparison is not what is trained.
-@cache
-def _own_code(method: type[Algorithm]) -> dict[str, str]:
-    """The classes of a method that are not fedtailor's -> SHA-256 of their files, which
-    settings do not tell.
-    """
-    code = {}
-    for kind in method.__mro__:
-        is_own = kind.__module__.partition(".")[0] != "fedtailor"
-        if is_own and issubclass(kind, Algorithm):
-            # A class of a notebook has no file.
-            with suppress(TypeError, OSError):
-                name = f"{kind.__module__}.{kind.__qualname__}"
-                code[name] = file_digest(Path(inspect.getfile(kind)))
-    return code
 
 
 def _digest_of_file(scenario: ComparedScenario) -> str:

@@ -292,6 +292,7 @@ class FedFomo(Algorithm):
         weights = weights / jnp.where(weights.sum() > 0, weights.sum(), 1)
         # theta <- b + sum_n w_n (theta_n - b)
         theta = base + (weights[:, None] * differences).sum(axis=0)
+        theta = theta.astype(base.dtype)  # of a model in bfloat16, weights are float32
         trained = local.part(0, train_count, "holdout").sgd(theta, self.sgd)
         return {"base": theta, "model": trained}, weights
 

@@ -23,7 +23,7 @@ _TABLE = see("write-an-algorithm#1-the-file")
 
 
 def _class(algorithm: "Algorithm") -> str:
-    # Own classes are found by it; what only asks for a probe has no `about`.
+    """The name of its class, as what only probes has no `about`."""
     return type(algorithm).__name__
 
 
@@ -63,11 +63,11 @@ def _check_streams(what: str, streams: Streams, clients: int) -> None:
         f" there must be a row of whole numbers for each of the cohort's {clients} clients",
     )
     unknown = recipients[(recipients < NOT_SENT) | (recipients >= count)]
-    require(
-        not len(unknown),
-        f"{what} has {count} streams, numbered from 0, and recipients of number"
-        f" {unknown.max(initial=NOT_SENT)}; {NOT_SENT} is none",
-    )
+    if len(unknown):
+        raise ValueError(
+            f"{what} has {count} streams, numbered from 0, and recipients of number"
+            f" {unknown[0]}; {NOT_SENT} is none"
+        )
 
 
 def check_client(

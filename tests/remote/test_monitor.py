@@ -231,7 +231,7 @@ def test_status_says_what_was_done_when_the_coordinator_ended(tmp_path, capsys):
     coordinator = tmp_path / "wards" / "coordinator"
     coordinator.mkdir(parents=True)
     assert main(["federation", "status", str(tmp_path / "wards")]) == 2
-    assert "no coordinator has run here yet" in capsys.readouterr().err
+    assert "no training has begun here" in capsys.readouterr().err
     status = Status(title="wards", state="training", round=3, rounds=9, registered=2)
     Monitor(status, coordinator / STATUS)
     assert main(["federation", "status", str(tmp_path / "wards")]) == 0

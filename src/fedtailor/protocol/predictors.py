@@ -65,7 +65,7 @@ class CombinedPredictor:
     registry: ClassVar[dict[str, type["CombinedPredictor"]]] = {}
 
     holds_examples: ClassVar[bool] = False
-    """Whether its arrays hold a client's examples, which exports leave out."""
+    """Whether its arrays hold a client's examples, which exports refuse."""
 
     @property
     def kind(self) -> str:

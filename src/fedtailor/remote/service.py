@@ -192,12 +192,11 @@ def monitored(
     """
     transport = connection.transport
     assert isinstance(transport, HttpsTransport)
-    days = days_left((coordinator / "server.crt").read_bytes())
+    certificate = coordinator / "server.crt"
     status = Status(
         title=connection.job.title,
         rounds=connection.job.spec.rounds,
         registered=len(connection.clients),
-        certificate_days=days,
     )
     # On a terminal a bar shows the progress.
     shown = {"shown": not sys.stderr.isatty()}
@@ -205,6 +204,7 @@ def monitored(
         status,
         coordinator / STATUS,
         clients=lambda: (len(transport.port.names), len(transport.online())),
+        certificate_days=lambda: days_left(certificate.read_bytes()),
         check=transport.port.check,
         say=lambda line: COORDINATOR_LOG.info(line, extra=shown),
     )
@@ -212,9 +212,9 @@ def monitored(
     try:
         with ExitStack() as stack:
             stack.enter_context(warnings.of(COORDINATOR_LOG))
-            if days < FEW_DAYS:
+            if status.certificate_days < FEW_DAYS:
                 COORDINATOR_LOG.warning(
-                    f"the certificate is valid for {days} more days; make another one with"
+                    f"the certificate is valid for {status.certificate_days} more days; make another one with"
                     " fedtailor federation renew"
                 )
             if address is not None:

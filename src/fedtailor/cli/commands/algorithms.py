@@ -58,8 +58,9 @@ LEGEND = (
         " number or two of each client (its loss, which model it chose); models = each"
         " client's model or gradient; data = examples, or a summary of each client's"
         " inputs. Where sums suffice, and for ucfl with streams = NUMBER, a"
-        " federation's secure_aggregation shows the coordinator nothing else (but for"
-        " mapper and fedem, of which a sum can be one client's)."
+        " federation's secure_aggregation shows the coordinator nothing else. It is"
+        " refused for mapper, fedem, fedlc, feddbe and fedrod, of which sums show"
+        " clients; some others need the setting steps."
     ),
     (
         "`fedtailor algorithms --by FACT` groups by travels, keeps, sees or validation;"

@@ -115,7 +115,8 @@ class ServeOptions:
     most_rows: int = 10_000_000
     """A client that says that it has more rows is left out."""
     compile_time: float = 300.0
-    """Seconds that the first round waits beyond the deadline, as clients compile then."""
+    """Seconds that the first exchange of each kind waits beyond the deadline, as clients
+    compile then."""
     monitor: str | None = None
     """Serve /health and /metrics (Prometheus) at PORT of this machine, or HOST:PORT."""
     log_level: str = "info"

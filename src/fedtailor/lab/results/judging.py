@@ -261,7 +261,7 @@ def _baselines_of_clients(
         return {}
     unit = next(iter(alone.values()))[0].unit
     values = values_of(alone, "val")
-    # There is no simplest one among them: all are trained alone.
+    # There is no simplest one among them.
     means = values.group_by("method").agg(pl.col("value").mean()).rows()
     sign = 1 if unit.higher_is_better else -1
     order = [label for label, _ in sorted(means, key=lambda it: -sign * (it[1] or 0.0))]

@@ -114,7 +114,9 @@ class Monitor(Callback):
         status: the state at the start.
         path: file for the state; None = none is written.
         clients: returns the number of clients that have a key, and of those that were
-            online a moment ago, without asking anybody.
+            online a moment ago, without asking anybody; None = the status says it.
+        certificate_days: returns the days for which the certificate is still valid;
+            None = the status says it.
         check: raises an exception if the coordinator cannot work any more.
         say: called with a line about every round.
     """
@@ -124,12 +126,14 @@ class Monitor(Callback):
         status: Status,
         path: Path | None = None,
         *,
-        clients: Callable[[], tuple[int, int]] = lambda: (0, 0),
+        clients: Callable[[], tuple[int, int]] | None = None,
+        certificate_days: Callable[[], int] | None = None,
         check: Callable[[], None] = lambda: None,
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
         self.status, self._path = status, path
-        self._clients, self._check, self._say = clients, check, say
+        self._clients, self._certificate_days = clients, certificate_days
+        self._check, self._say = check, say
         status.started = time.time()
         self._write()
 
@@ -158,7 +162,6 @@ class Monitor(Callback):
         up = [entry.unicasts for entry in answers if entry.direction == "up"]
         down = [entry.unicasts for entry in answers if entry.direction == "down"]
         status.answered, status.asked = max(up, default=0), max(down, default=0)
-        status.registered, status.online = self._clients()
         self._write()
         self._say(
             f"round {status.round} of {status.rounds} done in"
@@ -176,7 +179,15 @@ class Monitor(Callback):
             return False, "the port is not served any more"
         return True, self.status.state
 
+    def refresh(self) -> None:
+        """Bring up to date what changes without rounds: connections, the certificate."""
+        if self._clients is not None:
+            self.status.registered, self.status.online = self._clients()
+        if self._certificate_days is not None:
+            self.status.certificate_days = self._certificate_days()
+
     def _write(self) -> None:
+        self.refresh()
         if self._path is None:
             return
         with atomic_write(self._path) as temporary:
@@ -189,7 +200,10 @@ def read_status(path: Path) -> Status:
     Raises:
         ValueError: there is none, or it is damaged.
     """
-    require(path.is_file(), f"no coordinator has run here yet: there is no {path}")
+    require(
+        path.is_file(),
+        f"no training has begun here: there is no {path}, which serve writes",
+    )
     try:
         return parse(Status, json.loads(path.read_text("utf-8")), what="entry")
     except (OSError, ValueError, RecursionError) as error:
@@ -267,6 +281,7 @@ def monitor_server(monitor: Monitor, address: str) -> Iterator[str]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             if self.path == "/metrics":
+                monitor.refresh()
                 self._answer(200, monitor.status.as_prometheus(), "version=0.0.4")
             elif self.path == "/health":
                 is_well, text = monitor.health()

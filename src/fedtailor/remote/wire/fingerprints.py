@@ -104,8 +104,9 @@ class OwnOrigin:
         if before.rows != self._own.rows:
             log.warning(
                 "the rows differ from those that this client had in this job"
-                " before; training continues with them, and the coordinator learns"
-                " that they changed"
+                " before, and the coordinator learns that they changed; training"
+                " continues with them, but for sums behind masks: these need the former"
+                " rows, or a new job"
             )
 
     @property

@@ -114,7 +114,11 @@ _EXPLANATIONS = {
     Refusal.NO_PART_IN_SUM: (
         "it has no part in this sum; it was started again, or has sent its update"
     ),
-    Refusal.UNSAFE_SUM: "the sum would not hide its update",
+    Refusal.UNSAFE_SUM: (
+        "the sum would not hide its update: it has other rows than in sums before, or"
+        " other clients take part; start it with its former rows, or begin a new job"
+        " (with another seed)"
+    ),
     Refusal.SUM_RANGE: (
         "its update has a number that sums cannot hold, or the model that it was sent one"
         " beyond half of these; raise sum_range of the job's [privacy]"

@@ -94,3 +94,50 @@ def test_a_class_that_is_not_decorated_is_refused():
     digits = ft.scenarios.digits_rotated(seed=0, clients=4)
     with pytest.raises(ValueError, match="Plain is not decorated; write @hyperparam"):
         ft.run(Plain(), digits, ft.models.logistic(), rounds=1)
+
+
+class Shift:
+    """What a network reads, through an object."""
+
+    def apply(self, w, x):
+        return x + OFFSET
+
+
+OFFSET = 1.0
+
+
+def helper(x):
+    return x * 2
+
+
+def reads(x):
+    return helper(x) + OFFSET
+
+
+def test_what_own_code_reads_counts(monkeypatch):
+    found = own_code([reads])
+    assert {name.rpartition(".")[2] for name in found} == {"reads", "helper"}
+    assert any(name.endswith("Shift.apply") for name in own_code([Shift().apply]))
+    before = own_code([reads])
+    monkeypatch.setattr(sys.modules[__name__], "OFFSET", 2.0)
+    changed = own_code([reads])
+    assert [name for name in before if before[name] != changed[name]] == [
+        f"{__name__}.reads"
+    ]
+
+
+def test_lambdas_of_one_name_are_told_apart_and_from_what_stands_around_them():
+    both = {"__name__": "__main__"}
+    exec("first, second, rounds = (lambda x: x + 1), (lambda x: x + 2), 1", both)
+    (one,), (other,) = (
+        set(own_code([both["first"]]).values()),
+        set(own_code([both["second"]]).values()),
+    )
+    (together,) = own_code([both["first"], both["second"]]).values()
+    assert len({one, other, together}) == 3
+
+
+def test_a_structure_that_holds_itself_ends():
+    knot = []
+    knot.append([knot, loss])
+    assert len(own_code([knot])) == 1

@@ -391,7 +391,7 @@ def test_exemptions_are_of_methods_and_properties_that_there_are():
 
 def test_the_table_of_properties_is_the_suites():
     named = re.findall(
-        r"^\| ([\w ]+) \| (.+) \|$",
+        r"^\| ([\w -]+) \| (.+) \|$",
         section("conformance.md", "properties"),
         re.MULTILINE,
     )[1:]

@@ -28,3 +28,9 @@ def test_recipients_name_the_streams_of_each_client(
 ) -> None:
     assert sent.recipients.tolist() == recipients
     assert not sent.already_held
+
+
+def test_everyone_receives_one_stream() -> None:
+    """A server that forgets the sum over clients would train all on the first one."""
+    with pytest.raises(ValueError, match=r"one stream, and there are 3 \(shape \(3, 2"):
+        Streams.everyone(jnp.ones((3, 2)), clients=4)

@@ -22,6 +22,7 @@ from typing import Any, ClassVar, Literal
 from jaxtyping import Array, Float
 
 from fedtailor._base.about import About, InCommon, Sees
+from fedtailor._base.choice import require
 from fedtailor.protocol.cohort import Cohort, Population
 from fedtailor.protocol.diagnostics import Diagnostic
 from fedtailor.protocol.exchange import Answers
@@ -101,6 +102,14 @@ class Algorithm:
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if "about" in cls.__dict__:
+            known = Algorithm.registry.get(cls.about.name)
+            is_taken = known is not None and known.__module__.startswith("fedtailor.")
+            # A stored run of it would be taken for one of fedtailor's method.
+            require(
+                not is_taken or cls.__module__.startswith("fedtailor."),
+                f"there is already a method {cls.about.name!r}; give {cls.__name__} another"
+                " name in its `about`",
+            )
             Algorithm.registry[cls.about.name] = cls
         # What a method says of its server's part holds for that server only. A subclass
         # with another one says it again, or promises nothing.

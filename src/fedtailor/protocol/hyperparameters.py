@@ -24,6 +24,7 @@ import jax
 import numpy as np
 
 from fedtailor._base.choice import require
+from fedtailor._base.documentation import see
 from fedtailor._base.field_docs import DocWithFields, doc_without_fields
 
 # Markers in the metadata of `Annotated` types.
@@ -136,6 +137,20 @@ def hyperparameters(cls: type[T]) -> type[T]:
     return new_class
 
 
+def require_decorated(kind: type) -> None:
+    """Refuse a class that is not decorated itself: the mark of its base is inherited, and
+    does not say how to trace the class.
+
+    Raises:
+        ValueError: with the class.
+    """
+    require(
+        "__is_hyperparameters__" in vars(kind),
+        f"the class {kind.__name__} is not decorated; write @hyperparameters above it"
+        f"{see('write-an-algorithm#1-the-file')}",
+    )
+
+
 def is_hyperparameters(value: object) -> bool:
     """Whether `value` is an instance of a class decorated with `@hyperparameters`."""
     return getattr(type(value), "__is_hyperparameters__", False) is True
@@ -175,6 +190,10 @@ def _add_checks(cls: Any, annotations: dict[str, Any]) -> None:
     def post_init(self: Any) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
+            # A number or word that was taken out of an array.
+            if isinstance(value, np.generic):
+                value = value.item()
+                object.__setattr__(self, field.name, value)
             # A subclass checks the fields that it adds.
             if field.name in annotations and value is not field.default:
                 _check_kind(field.name, value, annotations[field.name])
@@ -210,6 +229,8 @@ def _check_kind(name: str, value: object, annotation: Any) -> None:
 
     Arrays pass, as JAX puts its own instead of numbers.
     """
+    if is_hyperparameters(value):
+        require_decorated(type(value))
     members = _members(annotation)
     is_plain = isinstance(value, _PLAIN) or is_hyperparameters(value)
     if not members or not is_plain or any(_is_of(value, it) for it in members):
@@ -251,7 +272,9 @@ def _in_words(member: Any) -> str:
 def _is_of(value: object, member: Any) -> bool:
     """Whether a value is one of `_members`, or of its class."""
     if not isinstance(member, type):
-        return type(value) is type(member) and value == member
+        # True == 1, and a word may be of a subclass of str.
+        is_bool = isinstance(value, bool), isinstance(member, bool)
+        return is_bool[0] == is_bool[1] and value == member
     # A bool is also an int, and an int may stand for a float.
     if isinstance(value, bool):
         return member is bool

@@ -14,6 +14,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Shaped
 from numpy.typing import NDArray
 
+from fedtailor._base.choice import require
+
 ClientUpdate = dict[str, Array]
 """What one client sends: kind -> array. The ledger counts an array of shape () as a scalar,
 and all others in bytes.
@@ -58,7 +60,16 @@ class Streams:
 
         Returns:
             One stream [1, ...], which every client receives.
+
+        Raises:
+            ValueError: there are several.
         """
+        require(
+            theta.ndim == 1 or len(theta) == 1,
+            f"everyone receives one stream, and there are {len(theta)} (shape"
+            f" {theta.shape}): average the clients' answers, or say who receives which"
+            " by Streams.by_index, one_each or all_to_all",
+        )
         values = theta.reshape(1, -1) if theta.ndim == 1 else theta
         return Streams(values, np.zeros((clients, 1), np.int32), already_held)
 

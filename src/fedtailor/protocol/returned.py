@@ -14,11 +14,12 @@ from fedtailor._base.documentation import see
 from fedtailor.protocol.cohort import Cohort
 from fedtailor.protocol.exchange import ClientRows
 from fedtailor.protocol.messages import NOT_SENT, ClientUpdate, Downlink, Streams
-from fedtailor.protocol.state import ClientState, ServerState
+from fedtailor.protocol.state import ClientState, ServerState, state_name
 
 if TYPE_CHECKING:
     from fedtailor.protocol.algorithm import Algorithm
 
+_STATES = ServerState.registry
 _TABLE = see("write-an-algorithm#1-the-file")
 
 
@@ -137,6 +138,11 @@ def check_server(
         isinstance(after, ServerState) or not isinstance(before, ServerState),
         f"{name} returned {type(after).__name__}; it must return the server's new state,"
         f" such as {type(before).__name__}{_TABLE}",
+    )
+    require(
+        not isinstance(after, ServerState) or state_name(type(after)) in _STATES,
+        f"{name} returned {type(after).__name__}, which is not decorated; write"
+        f" @server_state above the class{_TABLE}",
     )
     leaves = jax.tree.leaves(after, is_leaf=lambda leaf: isinstance(leaf, ClientRows))
     require(

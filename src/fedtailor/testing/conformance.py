@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
@@ -539,6 +540,37 @@ def _require_variances(training: Training[DeviceExecutor], model: Model) -> None
         )
 
 
+def check_non_reporters(
+    algorithm: Algorithm, make_model: MakeModel = softmax_model
+) -> str | None:
+    """What a client sent that does not report changes nothing."""
+    with float64():
+        training = begun(algorithm, make_model, participation=SAMPLED)
+        if isinstance(training, str):
+            return training
+        reporting = np.array([True, False, True, True])
+        cohort = training._cohort(
+            training.executor.seen, np.arange(4), seen=True, reporting=reporting
+        )
+        downlink = algorithm.broadcast(training.server, cohort)
+        answers = training.executor.exchange(
+            Exchange("client", algorithm, cohort, downlink)
+        )
+        cohort = replace(cohort, reporting=answers.reporting)
+        # The second client's answers are those of the first, which can be right ones.
+        copied = {}
+        for kind, rows in answers.items():
+            values, (first, second) = jnp.asarray(rows.values), rows.row[:2]
+            values = values.at[second].set(values[first])
+            copied[kind] = replace(rows, values=values)
+        states = [
+            jax.tree.leaves(algorithm.server(training.server, downlink, it, cohort))
+            for it in (answers, replace(answers, update=copied))
+        ]
+        assert_equal(*states)
+    return None
+
+
 def check_sums(
     algorithm: Algorithm, make_model: MakeModel = softmax_model
 ) -> str | None:
@@ -577,6 +609,7 @@ def _hidden(rows: ClientRows) -> HiddenRows:
 CHECKS: dict[str, Callable[..., str | None]] = {
     "order": check_order,
     "empty round": check_empty_round,
+    "non-reporters": check_non_reporters,
     "identical clients": check_identical_clients,
     "one client": check_one_client,
     "enrolment": check_enrolment,

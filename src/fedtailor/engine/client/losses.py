@@ -101,6 +101,13 @@ def outputs(model: Model, predictor: Predictor) -> Callable[[Array], Array]:
         are computed from.
     """
     if isinstance(predictor, CombinedPredictor):
-        return predictor.outputs(model)
+        combined = predictor.outputs(model)
+
+        def checked(x: Array) -> Array:
+            out = combined(x)
+            model.require_outputs(out.shape, len(x))
+            return out
+
+        return checked
     params = model.params(predictor)
     return lambda x: model.logits(params, x)

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from fedtailor._base.choice import require
 from fedtailor.engine.client.losses import mean_loss, outputs
 from fedtailor.protocol import Batch, BatchMetric, Params, Predictor
 
@@ -86,10 +87,18 @@ def split_statistics(
         indices = jnp.clip(positions, 0, count - 1)
         batch = local.examples(indices, positions < count, split)
         out = predict(batch.x)
-        return {
-            metric.name: metric.statistic(local.model, out, batch.y, batch.weight)
-            for metric in metrics
-        }
+        statistics = {}
+        for metric in metrics:
+            sums = metric.statistic(local.model, out, batch.y, batch.weight)
+            for name, value in sums.items():
+                # Those of blocks are added, and True + True is True.
+                require(
+                    value.dtype != bool,
+                    f"metric {metric.name}: statistic() returns {name!r} as True or"
+                    " False; return a sum over the batch, weighted with weight",
+                )
+            statistics[metric.name] = sums
+        return statistics
 
     def add_block(index: Int[Array, ""], total: Any) -> Any:
         return jax.tree.map(jnp.add, total, block_statistics(index))

@@ -13,6 +13,7 @@ import numpy as np
 
 from fedtailor._base.choice import require
 from fedtailor._base.memory import check_memory
+from fedtailor._base.printable import name_of
 from fedtailor.aggregation.accounting import Ledger
 from fedtailor.aggregation.pipelines import Byzantine
 from fedtailor.data.federation import Federation, FederationShard
@@ -441,6 +442,20 @@ def run_exchanges(
         directory.close()
 
 
+def _stops(callback: Callback, answer: Any) -> bool:
+    """Whether a callback's answer ends the run.
+
+    Raises:
+        ValueError: it is neither True, False nor None, as that of `file.write` is not.
+    """
+    require(
+        answer is None or isinstance(answer, bool | np.bool_),
+        f"{name_of(callback)} returned {describe_argument(answer)}; a callback returns"
+        " True to end the run, and else None or False",
+    )
+    return bool(answer)
+
+
 def _explained(error: Diverged, uplink: Pipeline) -> Diverged:
     """The error, which names another cause if an attack makes clients send such numbers."""
     attacks = {each.attack for each in uplink if isinstance(each, Byzantine)}
@@ -515,7 +530,12 @@ def train_until(
         " asked for",
     )
     try:
-        stop = any([callback.on_start(training, rounds) for callback in callbacks])
+        stop = any(
+            [
+                _stops(callback, callback.on_start(training, rounds))
+                for callback in callbacks
+            ]
+        )
         while training.round < rounds and not stop:
             started, used = perf_counter(), process_time()
             yield from training.next_round()
@@ -529,7 +549,10 @@ def train_until(
             # A list, not a generator: `any` would end at the first callback that stops
             # the run, and those after it must see the round too.
             stop = any(
-                [callback.after_round(training, evaluated) for callback in callbacks]
+                [
+                    _stops(callback, callback.after_round(training, evaluated))
+                    for callback in callbacks
+                ]
             )
             if stop and not evaluated:
                 yield from training.evaluation()

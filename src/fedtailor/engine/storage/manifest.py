@@ -1,5 +1,8 @@
 """The manifest of a run: all settings, the data and the versions, as TOML values."""
 
+import dataclasses
+import hashlib
+import json
 import platform
 import tomllib
 from collections.abc import Mapping
@@ -53,9 +56,7 @@ def manifest(
             f" {method.about.name!r}, and a stored run would be taken for one of it; give"
             f" it one with a new name{see('write-an-algorithm#1-the-file')}",
         )
-    model = spec.model
-    parts = (model.architecture, model.loss) if isinstance(model, Model) else model
-    code = own_code([spec.algorithm, parts, spec.uplink, spec.downlink, spec.metrics])
+    code = _own_code(spec)
     return {
         **spec.to_plain(),
         **({"code": code} if code else {}),
@@ -64,6 +65,32 @@ def manifest(
         **({} if machine is None else {"machine": dict(machine)}),
         "versions": versions(),
     }
+
+
+def _own_code(spec: RunSpec) -> dict[str, str]:
+    """Digests of what the settings of a run name and do not tell: the user's own code, and
+    what functions and metrics hold (the rate in an optimizer of optax).
+    """
+    model = spec.model
+    assert isinstance(model, Model)
+    parts = {
+        "method": spec.algorithm,
+        "network": model.architecture,
+        "loss": model.loss,
+        "uplink": spec.uplink,
+        "downlink": spec.downlink,
+    }
+    metrics = [metric for metric in spec.metrics if not isinstance(metric, str)]
+    code = own_code([*parts.values(), *metrics])
+    told = {name: to_plain(value, closures=True) for name, value in parts.items()}
+    held = {name: it for name, it in told.items() if it != to_plain(parts[name])}
+    settings = [to_plain(it) for it in metrics if dataclasses.fields(it)]
+    if settings:
+        held["metrics"] = settings
+    for name, value in held.items():
+        text = json.dumps(value, sort_keys=True, default=str)
+        code[f"functions of {name}"] = hashlib.sha256(text.encode()).hexdigest()
+    return code
 
 
 def versions() -> dict[str, str]:
@@ -108,7 +135,7 @@ def difference(old: dict[str, Any], new: dict[str, Any], path: str = "") -> str 
                 return nested
         elif old_value != new_value:
             if path == "code.":
-                return f"the code of {name} has changed since"
+                return f"the code of {name} has changed since; restore it to go on"
             texts = ["not set" if v is None else v for v in (old_value, new_value)]
             return f"{path}{name}: {texts[0]}, now {texts[1]}"
     return None

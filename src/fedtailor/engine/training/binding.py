@@ -5,13 +5,13 @@ raises an error that says in one line what to pass instead.
 from typing import Any
 
 from fedtailor._base.choice import require
-from fedtailor._base.documentation import see
 from fedtailor.data.federation import Federation
 from fedtailor.models import Architecture, Model
 from fedtailor.models.architecture import InPrecision
 from fedtailor.models.survival import ProportionalHazards
-from fedtailor.models.tasks import DiscreteTime, default_loss, task_of
+from fedtailor.models.tasks import DiscreteTime, Task, default_loss, task_of
 from fedtailor.protocol import Algorithm, Pipeline, Transform
+from fedtailor.protocol.hyperparameters import require_decorated
 
 OTHER_LIBRARIES = {
     "torch.nn": "a PyTorch module; wrap it with fedtailor.models.from_torch",
@@ -60,6 +60,11 @@ def bind(model: Model | Architecture, federation: Federation) -> Model:
     loss = federation.loss
     if loss is None:
         loss = default_loss(federation.classes)
+    require(
+        federation.classes is None or isinstance(loss, Task),
+        "the data have classes, and their loss is a function, which would be that of a"
+        " regression: give fedtailor.models.Classification(loss), or classes=None",
+    )
     if isinstance(loss, DiscreteTime) and loss.start:
         # A model of an earlier run starts again, at the log-odds of these rows.
         inner = model.inner if isinstance(model, ProportionalHazards) else model
@@ -142,13 +147,7 @@ def require_algorithm(algorithm: object) -> None:
         isinstance(algorithm, Algorithm),
         f"the method is {describe_argument(algorithm)}; give one such as fedtailor.FedAvg()",
     )
-    # The mark of its base is inherited, and does not say how to trace the class.
-    name = type(algorithm).__name__
-    require(
-        "__is_hyperparameters__" in vars(type(algorithm)),
-        f"the class {name} is not decorated; write @hyperparameters above it"
-        f"{see('write-an-algorithm#1-the-file')}",
-    )
+    require_decorated(type(algorithm))
 
 
 def require_federation(federation: object) -> None:

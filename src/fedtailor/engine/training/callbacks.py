@@ -5,6 +5,7 @@ early stopping and trackers are callbacks.
 from collections.abc import Callable, Sequence
 
 from fedtailor._base.choice import require
+from fedtailor._base.printable import name_of
 from fedtailor.engine.training.binding import describe_argument
 from fedtailor.engine.training.training import Training
 from fedtailor.models.metrics import Loss, find_metric
@@ -152,6 +153,9 @@ class AfterRound(Callback):
     def __init__(self, function: Callable[[Training, bool], bool | None]) -> None:
         """`function(training, evaluated)` is called after every round; True stops."""
         self._function = function
+
+    def __repr__(self) -> str:
+        return name_of(self._function)
 
     def after_round(self, training: Training, evaluated: bool) -> bool | None:
         return self._function(training, evaluated)

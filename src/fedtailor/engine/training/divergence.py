@@ -22,6 +22,10 @@ def explained(
     """The error with the cause that what was sent to the clients tells."""
     for kind, streams in downlink.streams.items():
         if is_float(streams.values) and not np.isfinite(streams.values).all():
+            if error.round == 0:
+                return error.with_cause(
+                    "that the network's first weights are not finite"
+                )
             return error.with_cause(
                 f"that the server of {type(algorithm).__name__} made NaN or infinity of"
                 f" finite answers ({kind}): a learning rate of the server that is too"

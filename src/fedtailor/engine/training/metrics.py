@@ -120,6 +120,8 @@ class Metrics:
                     defined = ~np.isnan(values)
                     if not defined.any():
                         continue
+                    if name == metric.name:
+                        _require_within(metric, values[defined])
                     if metric.unit == "target":
                         values = values * target_scale
                     self.evaluations.append(
@@ -266,3 +268,18 @@ class Metrics:
                 Evaluation(clients=clients, values=values, **shared)
             )
         return metrics
+
+
+def _require_within(metric: Metric, values: NDArray[np.float64]) -> None:
+    """Require that a metric's values are ones that it can have.
+
+    Raises:
+        ValueError: one is not; values are shares, for example, where the unit is "%".
+    """
+    low, high = metric.limits()
+    wrong = values[(values < low - 1e-6) | (values > high + 1e-6)]
+    if len(wrong):
+        raise ValueError(
+            f"metric {metric.name} gave {wrong[0]:g} for a client; by its limits() it is"
+            f" from {low:g} to {high:g}"
+        )

@@ -600,6 +600,7 @@ class Rounds(Generic[ExecutorT]):
         # Server, clients and transforms all begin at the same model.
         first_model = initial_model(0)
         self.server = algorithm.init_server(initial_model, self.population)
+        check_server(algorithm, self.server, self.server, "init_server")
         self.executor.begin(algorithm, self.uplink, first_model, index)
 
         def init_client_state(theta: jax.Array) -> Any:
@@ -703,11 +704,13 @@ class Rounds(Generic[ExecutorT]):
     ) -> Exchange:
         """An exchange that sends `downlink` through the pipeline of the downlink."""
         check_downlink(self.algorithm, cohort, downlink)
+        sent = send(self.downlink, downlink)
+        check_downlink(self.algorithm, cohort, sent)
         return Exchange(
             task,
             self.algorithm,
             cohort,
-            send(self.downlink, downlink),
+            sent,
             uplink=self.uplink if task == "client" else (),
             received_through=self.downlink,
         )

@@ -240,6 +240,11 @@ def find_metrics(
             " fedtailor.models.metrics",
         )
         metric = find_metric(name) if isinstance(name, str) else name
+        require(
+            "name" in vars(type(metric)),
+            f"the metric {type(metric).__name__} has no `name` of its own, only that of"
+            f" {metric.name!r}; give it one",
+        )
         if not metric.applies(model):
             choices = ", ".join(_applicable_names(model))
             raise ValueError(

@@ -10,7 +10,13 @@ from jaxtyping import Array, Float, Int, Shaped
 from numpy.typing import NDArray
 
 from fedtailor._base.choice import require
-from fedtailor.models.tasks.task import Decode, LossFunction, Task, register
+from fedtailor.models.tasks.task import (
+    Decode,
+    LossFunction,
+    Task,
+    one_for_each,
+    register,
+)
 
 
 @dataclass(frozen=True)
@@ -36,7 +42,7 @@ class Classification(Task):
     def __call__(
         self, outputs: Float[Array, "b classes"], y: Int[Array, " b"]
     ) -> Float[Array, " b"]:
-        return self.function(outputs, y)
+        return one_for_each(self.function(outputs, y), len(outputs))
 
     def outputs(self, classes: int | None, target_shape: tuple[int, ...]) -> int:
         assert classes is not None, "a classification has classes"

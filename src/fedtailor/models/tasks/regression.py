@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Float, Shaped
 from numpy.typing import NDArray
 
-from fedtailor.models.tasks.task import LossFunction, Task, register
+from fedtailor.models.tasks.task import LossFunction, Task, one_for_each, register
 
 
 def squared_error(
@@ -53,7 +53,7 @@ class Regression(Task):
     def __call__(
         self, outputs: Float[Array, "b ..."], y: Shaped[Array, "b ..."]
     ) -> Float[Array, " b"]:
-        return self.function(outputs, y)
+        return one_for_each(self.function(outputs, y), len(outputs))
 
     def row_scores(
         self, outputs: Float[Array, "b ..."], y: Shaped[Array, "b ..."]

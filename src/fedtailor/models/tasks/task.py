@@ -293,3 +293,18 @@ def _settings(loss: LossFunction) -> Any:
         if value is not None:
             table[field.name] = list(value) if isinstance(value, tuple) else value
     return table
+
+
+def one_for_each(losses: Array, examples: int) -> Array:
+    """What a loss of the user's own returned, one number for each example.
+
+    Raises:
+        ValueError: it is something else, such as the mean of the batch.
+    """
+    shape = jnp.shape(losses)
+    require(
+        shape == (examples,),
+        f"the loss returned shape {shape} for a batch of {examples} examples; it must"
+        f" return one number for each, shape ({examples},)",
+    )
+    return losses

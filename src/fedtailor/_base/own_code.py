@@ -5,6 +5,7 @@ import dataclasses
 import hashlib
 import inspect
 import sys
+import sysconfig
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -17,11 +18,20 @@ from fedtailor._base.files import file_digest
 
 NOT_THE_USERS = {*sys.stdlib_module_names, "jax", "jaxlib", "jaxtyping", "numpy"} | {
     "equinox",
+    "fedtailor",
     "flax",
     "optax",
-    "fedtailor",
+    "pandas",
+    "polars",
+    "scipy",
+    "sklearn",
+    "torch",
+    "transformers",
 }
 """Packages whose code is not the user's: their versions tell it."""
+
+_INSTALLED = ("purelib", "platlib")
+"""Folders of installed packages, as `sysconfig` calls them."""
 
 Code = type | FunctionType
 
@@ -104,7 +114,7 @@ def _functions(kind: type) -> list[FunctionType]:
 
 def _code_read(function: FunctionType) -> list[Any]:
     """The own functions and classes that a function reads, and what its closure holds."""
-    if not is_own(str(function.__module__)):
+    if not is_own(str(function.__module__)) or _is_installed(function):
         return []
     held = []
     for cell in function.__closure__ or ():
@@ -113,6 +123,12 @@ def _code_read(function: FunctionType) -> list[Any]:
     named = [function.__globals__.get(name) for name in _names(function.__code__)]
     read = [it for it in named if isinstance(it, Code)]
     return [*held, *(it for it in read if is_own(str(it.__module__)))]
+
+
+def _is_installed(function: FunctionType) -> bool:
+    """Whether a function is of an installed package, whose other code its version tells."""
+    file = Path(function.__code__.co_filename)
+    return any(file.is_relative_to(sysconfig.get_path(it)) for it in _INSTALLED)
 
 
 def _values_read(code: Code) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import pytest
 
 import fedtailor as ft
 from fedtailor.models import Classification
-from fedtailor.models.metrics import Accuracy
+from fedtailor.models.metrics import Accuracy, Metric
 from fedtailor.protocol import (
     SGD,
     CombinedPredictor,
@@ -83,7 +83,7 @@ def test_outputs_of_an_own_predictor_are_what_the_task_needs() -> None:
 class Hits(Accuracy):
     """Whether any row of a block is right."""
 
-    name: ClassVar[str] = "hits"
+    name: ClassVar[str] = "any_hit"
 
     def statistic(self, model: Any, outputs: Any, y: Any, weight: Any) -> Any:
         sums = super().statistic(model, outputs, y, weight)
@@ -106,10 +106,15 @@ class Nameless(Accuracy):
     pass
 
 
+# Other tests look at all metrics that there are.
+for wrong in (Hits, Percent):
+    del Metric.registry[wrong.name]
+
+
 @pytest.mark.parametrize(
     ("metric", "said"),
     [
-        (Hits(), "hits: statistic.. returns .* True or"),
+        (Hits(), "any_hit: statistic.. returns .* True or"),
         (Percent(), "metric percent gave .*; by its limits.. it is from 0 to 1"),
         (Nameless(), "Nameless has no `name` of its own, only that of 'accuracy'"),
     ],

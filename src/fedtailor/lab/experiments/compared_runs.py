@@ -394,7 +394,8 @@ class ComparedRuns:
             settings["measured"] = measured
         if self.experiment.file.until_converged:
             settings["until_converged"] = True
-        code = {**scenario.code_of(candidate), **own_code([candidate.algorithm])}
+        trained = [candidate.algorithm, scenario.model_of(candidate), method.uplink]
+        code = {**scenario.code_of(candidate), **own_code(trained)}
         if code:
             settings["code"] = code
         return _fingerprint(settings)

@@ -31,7 +31,10 @@ from fedtailor.models import Classification, Model, cross_entropy
 from fedtailor.protocol import (
     SGD,
     Algorithm,
+    Answers,
     ClientRows,
+    Cohort,
+    Downlink,
     Exchange,
     HiddenRows,
     RefusedStatistics,
@@ -226,6 +229,19 @@ def states_of(training: Training[DeviceExecutor]) -> list[NDArray[Any]]:
     return [np.asarray(leaf) for leaf in jax.tree.leaves((training.server, states))]
 
 
+def _exchanged(
+    training: Training[DeviceExecutor], reporting: NDArray[np.bool_]
+) -> tuple[Cohort, Downlink, Answers]:
+    """One exchange with the four seen clients: these, what they received, what they sent."""
+    executor, algorithm = training.executor, training.algorithm
+    cohort = training._cohort(
+        executor.seen, np.arange(4), seen=True, reporting=reporting
+    )
+    downlink = algorithm.broadcast(training.server, cohort)
+    answers = executor.exchange(Exchange("client", algorithm, cohort, downlink))
+    return cohort, downlink, answers
+
+
 def assert_finite(models: Sequence[Any]) -> None:
     """Asserts that no personal model has NaN or infinity."""
     assert all(np.isfinite(leaf).all() for leaf in models), (
@@ -289,14 +305,7 @@ def check_empty_round(
     with float64():
         training = train(algorithm, federation(), make_model(), 2)
         before = _models(training)
-        clients, no_reporters = training.executor.seen, np.zeros(4, bool)
-        cohort = training._cohort(
-            clients, np.arange(4), seen=True, reporting=no_reporters
-        )
-        downlink = algorithm.broadcast(training.server, cohort)
-        answers = training.executor.exchange(
-            Exchange("client", algorithm, cohort, downlink)
-        )
+        cohort, downlink, answers = _exchanged(training, np.zeros(4, bool))
         training.server = algorithm.server(training.server, downlink, answers, cohort)
         assert_equal(_models(training), before)
 
@@ -549,13 +558,7 @@ def check_non_reporters(
         if isinstance(training, str):
             return training
         reporting = np.array([True, False, True, True])
-        cohort = training._cohort(
-            training.executor.seen, np.arange(4), seen=True, reporting=reporting
-        )
-        downlink = algorithm.broadcast(training.server, cohort)
-        answers = training.executor.exchange(
-            Exchange("client", algorithm, cohort, downlink)
-        )
+        cohort, downlink, answers = _exchanged(training, reporting)
         cohort = replace(cohort, reporting=answers.reporting)
         # The second client's answers are those of the first, which can be right ones.
         copied = {}
@@ -581,11 +584,7 @@ def check_sums(
         return str(error)
     with float64():
         training = train(algorithm, federation(), make_model(), 0)
-        cohort = training.round_cohort(np.ones(len(training.population), bool))
-        downlink = algorithm.broadcast(training.server, cohort)
-        answers = training.executor.exchange(
-            Exchange("client", algorithm, cohort, downlink)
-        )
+        cohort, downlink, answers = _exchanged(training, np.ones(4, bool))
         of_one = {kind: rows.values[0] for kind, rows in answers.items()}
         hidden = {kind: _hidden(answers[kind]) for kind in hidden_kinds(of_one)}
         # Reading more than sums raises an error.

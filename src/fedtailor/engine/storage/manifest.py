@@ -121,7 +121,9 @@ def difference(old: dict[str, Any], new: dict[str, Any], path: str = "") -> str 
     Returns:
         The first setting that differs, as "name: old, now new"; None if all are equal.
     """
-    for name in sorted(old.keys() | new.keys()):
+    # A setting says more than the digest of what it holds, and is named first.
+    names = sorted(old.keys() | new.keys(), key=lambda name: (name == "code", name))
+    for name in names:
         if not path and name in ENVIRONMENT:
             continue
         old_value = old.get(name)

@@ -1,6 +1,7 @@
 """Which code is the user's own, and what tells it."""
 
 import sys
+from dataclasses import dataclass
 from functools import partial
 
 import jax
@@ -135,6 +136,16 @@ def test_lambdas_of_one_name_are_told_apart_and_from_what_stands_around_them():
     )
     (together,) = own_code([both["first"], both["second"]]).values()
     assert len({one, other, together}) == 3
+
+
+@dataclass(frozen=True)
+class Settings:
+    offset: float = 0.0
+
+
+def test_what_dataclasses_generate_is_not_the_users():
+    """Other versions of Python generate other code."""
+    assert list(own_code([Settings()])) == [f"{__name__}.Settings"]
 
 
 def test_a_structure_that_holds_itself_ends():

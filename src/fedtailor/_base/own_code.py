@@ -81,6 +81,8 @@ def _code_in(value: Any, seen: dict[int, Any]) -> Iterator[Code]:
         for entry in value:
             yield from _code_in(entry, seen)
     elif isinstance(value, FunctionType):
+        if _is_generated(value):
+            return
         yield value
         yield from _code_in(_code_read(value), seen)
     elif isinstance(value, type):
@@ -105,11 +107,16 @@ def _code_in(value: Any, seen: dict[int, Any]) -> Iterator[Code]:
 
 
 def _functions(kind: type) -> list[FunctionType]:
-    """The functions that a class defines."""
+    """The functions that a class defines, without those that `dataclass` makes."""
     own = [
         getattr(it, "__func__", getattr(it, "fget", it)) for it in vars(kind).values()
     ]
-    return [it for it in own if isinstance(it, FunctionType)]
+    functions = [it for it in own if isinstance(it, FunctionType)]
+    return [it for it in functions if not _is_generated(it)]
+
+
+def _is_generated(function: FunctionType) -> bool:
+    return function.__code__.co_qualname.startswith("__create_fn__")
 
 
 def _code_read(function: FunctionType) -> list[Any]:

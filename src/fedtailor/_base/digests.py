@@ -67,7 +67,7 @@ def with_digest(content: Mapping[str, Any]) -> dict[str, Any]:
     entries = finite(
         {key: value for key, value in content.items() if key != DIGEST_KEY}
     )
-    return {**entries, DIGEST_KEY: _json_digest(entries)}
+    return {**entries, DIGEST_KEY: json_digest(entries)}
 
 
 def has_valid_digest(content: Any) -> bool:
@@ -75,7 +75,7 @@ def has_valid_digest(content: Any) -> bool:
     if not isinstance(content, dict) or DIGEST_KEY not in content:
         return False
     entries = {key: value for key, value in content.items() if key != DIGEST_KEY}
-    return content[DIGEST_KEY] == _json_digest(entries)
+    return content[DIGEST_KEY] == json_digest(entries)
 
 
 def finite(value: Any) -> Any:
@@ -87,6 +87,6 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _json_digest(content: Mapping[str, Any]) -> str:
-    """SHA-256 of a JSON object; it does not depend on the order of the keys."""
+def json_digest(content: Any) -> str:
+    """SHA-256 of what JSON can hold; it does not depend on the order of the keys."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

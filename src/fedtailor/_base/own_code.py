@@ -30,16 +30,27 @@ NOT_THE_USERS = {*sys.stdlib_module_names, "jax", "jaxlib", "jaxtyping", "numpy"
 }
 """Packages whose code is not the user's: their versions tell it."""
 
-_INSTALLED = ("purelib", "platlib")
-"""Folders of installed packages, as `sysconfig` calls them."""
-
 Code = type | FunctionType
 
 
 def is_own(module: str) -> bool:
     """Whether a module, by its name, is the user's: a script, a file, another package."""
-    root = module.partition(".")[0]
-    return root == "__main__" or root not in NOT_THE_USERS
+    return module.partition(".")[0] not in NOT_THE_USERS
+
+
+def is_fedtailors(module: str) -> bool:
+    """Whether a module, by its name, is part of fedtailor."""
+    return module.partition(".")[0] == "fedtailor"
+
+
+@cache
+def _installed_folders() -> tuple[str, ...]:
+    return tuple(sysconfig.get_path(it) for it in ("stdlib", "purelib", "platlib"))
+
+
+def is_installed(file: Path) -> bool:
+    """Whether a file is Python's or an installed package's, whose version tells it."""
+    return any(file.is_relative_to(folder) for folder in _installed_folders())
 
 
 def own_code(values: Iterable[Any]) -> dict[str, str]:
@@ -121,7 +132,8 @@ def _is_generated(function: FunctionType) -> bool:
 
 def _code_read(function: FunctionType) -> list[Any]:
     """The own functions and classes that a function reads, and what its closure holds."""
-    if not is_own(str(function.__module__)) or _is_installed(function):
+    file = Path(function.__code__.co_filename)
+    if not is_own(str(function.__module__)) or is_installed(file):
         return []
     held = []
     for cell in function.__closure__ or ():
@@ -130,12 +142,6 @@ def _code_read(function: FunctionType) -> list[Any]:
     named = [function.__globals__.get(name) for name in _names(function.__code__)]
     read = [it for it in named if isinstance(it, Code)]
     return [*held, *(it for it in read if is_own(str(it.__module__)))]
-
-
-def _is_installed(function: FunctionType) -> bool:
-    """Whether a function is of an installed package, whose other code its version tells."""
-    file = Path(function.__code__.co_filename)
-    return any(file.is_relative_to(sysconfig.get_path(it)) for it in _INSTALLED)
 
 
 def _values_read(code: Code) -> dict[str, Any]:

@@ -2,13 +2,13 @@
 
 import errno
 import sys
-import sysconfig
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
 from fedtailor._base.choice import MachineFailed
 from fedtailor._base.documentation import see
+from fedtailor._base.own_code import is_fedtailors, is_installed
 from fedtailor._base.printable import join_names, one_line
 
 DONE, FAILED, WRONG, INTERRUPTED = 0, 1, 2, 130
@@ -75,13 +75,11 @@ def _own_location(error: BaseException) -> str:
     """The last line of a user's own code that an error came through: "file.py, line 3";
     "" if it came through none.
     """
-    paths = sysconfig.get_paths()
-    installed = [Path(paths[name]) for name in ("stdlib", "purelib", "platlib")]
-    installed.append(Path(__file__).parents[1])
+    package = Path(__file__).parents[1]
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         path = Path(frame.filename)
         is_file = path.suffix == ".py" and path.is_absolute()
-        if is_file and not any(path.is_relative_to(folder) for folder in installed):
+        if is_file and not (is_installed(path) or path.is_relative_to(package)):
             return f"{path.name}, line {frame.lineno}"
     return ""
 
@@ -95,7 +93,7 @@ def _own_methods() -> str:
         [
             name
             for name, kind in protocol.Algorithm.registry.items()
-            if kind.__module__.partition(".")[0] != "fedtailor"
+            if not is_fedtailors(kind.__module__)
         ]
     )
 

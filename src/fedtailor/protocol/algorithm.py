@@ -23,6 +23,7 @@ from jaxtyping import Array, Float
 
 from fedtailor._base.about import About, InCommon, Sees
 from fedtailor._base.choice import require
+from fedtailor._base.own_code import is_fedtailors
 from fedtailor.protocol.cohort import Cohort, Population
 from fedtailor.protocol.diagnostics import Diagnostic
 from fedtailor.protocol.exchange import Answers
@@ -103,10 +104,10 @@ class Algorithm:
         super().__init_subclass__(**options)
         if "about" in cls.__dict__:
             known = Algorithm.registry.get(cls.about.name)
-            is_taken = known is not None and known.__module__.startswith("fedtailor.")
+            is_taken = known is not None and is_fedtailors(known.__module__)
             # A stored run of it would be taken for one of fedtailor's method.
             require(
-                not is_taken or cls.__module__.startswith("fedtailor."),
+                not is_taken or is_fedtailors(cls.__module__),
                 f"there is already a method {cls.about.name!r}; give {cls.__name__} another"
                 " name in its `about`",
             )

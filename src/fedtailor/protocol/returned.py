@@ -19,7 +19,6 @@ from fedtailor.protocol.state import ClientState, ServerState, state_name
 if TYPE_CHECKING:
     from fedtailor.protocol.algorithm import Algorithm
 
-_STATES = ServerState.registry
 _TABLE = see("write-an-algorithm#1-the-file")
 
 
@@ -140,7 +139,8 @@ def check_server(
         f" such as {type(before).__name__}{_TABLE}",
     )
     require(
-        not isinstance(after, ServerState) or state_name(type(after)) in _STATES,
+        not isinstance(after, ServerState)
+        or state_name(type(after)) in ServerState.registry,
         f"{name} returned {type(after).__name__}, which is not decorated; write"
         f" @server_state above the class{_TABLE}",
     )

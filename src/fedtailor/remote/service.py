@@ -196,7 +196,6 @@ def monitored(
     status = Status(
         title=connection.job.title,
         rounds=connection.job.spec.rounds,
-        registered=len(connection.clients),
     )
     # On a terminal a bar shows the progress.
     shown = {"shown": not sys.stderr.isatty()}
@@ -212,9 +211,10 @@ def monitored(
     try:
         with ExitStack() as stack:
             stack.enter_context(warnings.of(COORDINATOR_LOG))
-            if status.certificate_days < FEW_DAYS:
+            days = status.certificate_days
+            if days < FEW_DAYS:
                 COORDINATOR_LOG.warning(
-                    f"the certificate is valid for {status.certificate_days} more days; make another one with"
+                    f"the certificate is valid for {days} more days; make another one with"
                     " fedtailor federation renew"
                 )
             if address is not None:

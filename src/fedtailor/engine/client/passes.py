@@ -87,24 +87,24 @@ def split_statistics(
         indices = jnp.clip(positions, 0, count - 1)
         batch = local.examples(indices, positions < count, split)
         out = predict(batch.x)
-        statistics = {}
-        for metric in metrics:
-            sums = metric.statistic(local.model, out, batch.y, batch.weight)
-            for name, value in sums.items():
-                # Those of blocks are added, and True + True is True.
-                require(
-                    value.dtype != bool,
-                    f"metric {metric.name}: statistic() returns {name!r} as True or"
-                    " False; return a sum over the batch, weighted with weight",
-                )
-            statistics[metric.name] = sums
-        return statistics
+        return {
+            metric.name: metric.statistic(local.model, out, batch.y, batch.weight)
+            for metric in metrics
+        }
 
     def add_block(index: Int[Array, ""], total: Any) -> Any:
         return jax.tree.map(jnp.add, total, block_statistics(index))
 
     local.context.add_work(forwards=count)
     shapes = jax.eval_shape(block_statistics, jnp.int32(0))
+    for metric, sums in shapes.items():
+        for name, value in sums.items():
+            # Those of blocks are added, and True + True is True.
+            require(
+                value.dtype != bool,
+                f"metric {metric}: statistic() returns {name!r} as True or False; return a"
+                " sum over the batch, weighted with weight",
+            )
     zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
     return local.repeat(_blocks(count, block), add_block, zero)
 

@@ -1,8 +1,6 @@
 """The manifest of a run: all settings, the data and the versions, as TOML values."""
 
 import dataclasses
-import hashlib
-import json
 import platform
 import tomllib
 from collections.abc import Mapping
@@ -11,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from fedtailor._base.choice import require
+from fedtailor._base.digests import json_digest
 from fedtailor._base.documentation import see
 from fedtailor._base.own_code import own_code
 from fedtailor._version import __version__
 from fedtailor.engine.training import RunSpec
-from fedtailor.models import Model
 from fedtailor.protocol import DataFacts
 from fedtailor.protocol.plain import to_plain
 
@@ -56,9 +54,10 @@ def manifest(
             f" {method.about.name!r}, and a stored run would be taken for one of it; give"
             f" it one with a new name{see('write-an-algorithm#1-the-file')}",
         )
-    code = _own_code(spec)
+    settings = spec.to_plain()
+    code = _own_code(spec, settings)
     return {
-        **spec.to_plain(),
+        **settings,
         **({"code": code} if code else {}),
         "data": dict(data.description),
         **({} if origin is None else {"origin": origin_settings(origin)}),
@@ -67,30 +66,32 @@ def manifest(
     }
 
 
-def _own_code(spec: RunSpec) -> dict[str, str]:
+def _own_code(spec: RunSpec, settings: Mapping[str, Any]) -> dict[str, str]:
     """Digests of what the settings of a run name and do not tell: the user's own code, and
     what functions and metrics hold (the rate in an optimizer of optax).
+
+    Args:
+        spec: the run.
+        settings: `spec.to_plain()`.
     """
-    model = spec.model
-    assert isinstance(model, Model)
     parts = {
-        "method": spec.algorithm,
-        "network": model.architecture,
-        "loss": model.loss,
-        "uplink": spec.uplink,
-        "downlink": spec.downlink,
+        "method": (spec.algorithm, settings["algorithm"]),
+        "model": (spec.model, settings["model"]),
+        "uplink": (spec.uplink, settings.get("uplink", [])),
+        "downlink": (spec.downlink, settings.get("downlink", [])),
     }
     metrics = [metric for metric in spec.metrics if not isinstance(metric, str)]
-    code = own_code([*parts.values(), *metrics])
-    told = {name: to_plain(value, closures=True) for name, value in parts.items()}
-    held = {name: it for name, it in told.items() if it != to_plain(parts[name])}
-    settings = [to_plain(it) for it in metrics if dataclasses.fields(it)]
-    if settings:
-        held["metrics"] = settings
-    for name, value in held.items():
-        text = json.dumps(value, sort_keys=True, default=str)
-        code[f"functions of {name}"] = hashlib.sha256(text.encode()).hexdigest()
-    return code
+    held: dict[str, Any] = {}
+    for name, (value, told) in parts.items():
+        plain = to_plain(value, closures=True)
+        if plain != told:
+            held[name] = plain
+    with_settings = [to_plain(it) for it in metrics if dataclasses.fields(it)]
+    if with_settings:
+        held["metrics"] = with_settings
+    code = own_code([*(value for value, _ in parts.values()), *metrics])
+    digests = {f"functions of {name}": json_digest(it) for name, it in held.items()}
+    return code | digests
 
 
 def versions() -> dict[str, str]:

@@ -703,14 +703,20 @@ class Rounds(Generic[ExecutorT]):
         self, task: ClientTask, cohort: Cohort, downlink: Downlink
     ) -> Exchange:
         """An exchange that sends `downlink` through the pipeline of the downlink."""
-        check_downlink(self.algorithm, cohort, downlink)
-        sent = send(self.downlink, downlink)
-        check_downlink(self.algorithm, cohort, sent)
         return Exchange(
             task,
             self.algorithm,
             cohort,
-            sent,
+            self._sent(cohort, downlink),
             uplink=self.uplink if task == "client" else (),
             received_through=self.downlink,
         )
+
+    def _sent(self, cohort: Cohort, downlink: Downlink) -> Downlink:
+        """What the pipeline of the downlink makes of a downlink; both are checked."""
+        check_downlink(self.algorithm, cohort, downlink)
+        if not self.downlink:
+            return downlink
+        sent = send(self.downlink, downlink)
+        check_downlink(self.algorithm, cohort, sent)
+        return sent

@@ -32,10 +32,8 @@ from fedtailor.protocol import (
     Exchanges,
     drive,
     on_host,
-    send,
     server_rng,
 )
-from fedtailor.protocol.returned import check_downlink
 
 
 @dataclass(frozen=True)
@@ -147,9 +145,7 @@ class Training(Rounds[ExecutorT]):
         """
         yield from self.probe_if_due()
         cohort = self._cohort(table, clients, seen=True)
-        served = self.algorithm.serve(self.server, cohort)
-        check_downlink(self.algorithm, cohort, served)
-        downlink = send(self.downlink, served)
+        downlink = self._sent(cohort, self.algorithm.serve(self.server, cohort))
         no_answers = Answers(reporting=cohort.reporting)
         self._record_serving(ledger, cohort, downlink, no_answers)
         return ServedClients(cohort, downlink)

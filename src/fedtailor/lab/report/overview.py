@@ -38,7 +38,7 @@ def paragraphs(experiment: StoredExperiment) -> list[str]:
         rounds, first = experiment.rounds_text(label), next(iter(all_runs), None)
         paragraphs.append(_scenario(label, scenario, rounds, first))
     paragraphs += _privacy(experiment)
-    if done < index.runs or experiment.diverged:
+    if experiment.unfinished or experiment.diverged:
         paragraphs.append(
             f"Means over fewer than the {len(index.seeds)} seeds say over how many: [n]"
         )

@@ -365,7 +365,7 @@ def decide(experiment: StoredExperiment, scenario: str) -> Decision | None:
             choice = choose_by_validation(val, test, higher_is_better=higher_is_better)
     verdict = None
     # Methods that have other seeds behind them would be compared by their means.
-    if experiment.done < experiment.index.runs:
+    if experiment.unfinished:
         warnings.insert(
             0,
             f"{experiment.unfinished}; what to use is said when all are done, and the same"

@@ -184,7 +184,9 @@ class Monitor(Callback):
         if self._clients is not None:
             self.status.registered, self.status.online = self._clients()
         if self._certificate_days is not None:
-            self.status.certificate_days = self._certificate_days()
+            # It may be taken away; training goes on, and the last number stays.
+            with suppress(OSError, ValueError):
+                self.status.certificate_days = self._certificate_days()
 
     def _write(self) -> None:
         self.refresh()

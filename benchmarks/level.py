@@ -94,7 +94,7 @@ def gradients(
     batch = (
         int(batch_sizes(sizes, BATCH_SHARE)[0]) if share is None else int(share * size)
     )
-    means, sigma2 = [], []
+    means, sigma2, concentrations = [], [], []
     for client in range(clients):
         values = rows(rng, size, client % groups)
         mean = values.mean(axis=0)
@@ -102,9 +102,14 @@ def gradients(
         batches = values[: count * batch].reshape(count, batch, -1).mean(axis=1)
         means.append(mean)
         sigma2.append(np.square(batches - mean).sum(axis=1).mean())
+        deviations = batches - batches.mean(axis=0)
+        gram = deviations @ deviations.T
+        concentrations.append(np.square(gram).sum() / np.trace(gram) ** 2)
     traces = gradient_traces(np.array(sigma2), np.full(clients, batch), sizes)
     degrees = None if share is not None else sizes // batch - 1
-    found = homogeneity(np.array(means), traces, sizes, degrees=degrees)
+    found = homogeneity(
+        np.array(means), traces, sizes, degrees, np.array(concentrations)
+    )
     unlike = np.not_equal.outer(
         np.arange(clients) % groups, np.arange(clients) % groups
     )

@@ -1,7 +1,7 @@
 """Does UCFL's test of whether clients differ at all keep its level, and what does it find?
 
-Clients of lognormal sizes answer a probe with the gradient of logistic regression at 0 and
-the variance of disjoint batches, a share of their rows each. Under the null all have one
+Clients of lognormal sizes answer a probe with the gradient of logistic regression at 0,
+and with the variance and the concentration of those of disjoint batches. Under the null all have one
 distribution; otherwise each has a slope of its own, normal with some deviation. Printed is
 in which share of probes the test rejects, at .05 and at the level of a single probe.
 """
@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float
 from measuring import machine
 
-from fedtailor.aggregation.differences import overall_p
+from fedtailor.aggregation.differences import effective_rank, overall_p
 from fedtailor.aggregation.distances import squared_distances
 from fedtailor.algorithms.helpers.warm_up import LEVEL
 
@@ -22,8 +22,10 @@ SHARES = {"3": 1 / 3, "10": 0.1, "20": 0.05}
 
 def answer(
     rng: np.random.Generator, rows: int, share: float, slope: Float[np.ndarray, " d"]
-) -> tuple[Float[np.ndarray, " d"], float, float]:
-    """One client's gradient, tr S / n, and the degrees of freedom that this is known by."""
+) -> tuple[Float[np.ndarray, " d"], float, float, float]:
+    """One client's gradient, tr S / n, the degrees of freedom that this is known by, and
+    the concentration of its batches' gradients.
+    """
     x = rng.normal(size=(rows, len(slope)))
     y = rng.random(rows) < 1 / (1 + np.exp(-x @ slope))
     gradients = (0.5 - y)[:, None] * x
@@ -32,7 +34,10 @@ def answer(
     batches = gradients[: count * size].reshape(count, size, -1).mean(axis=1)
     mean = gradients.mean(axis=0)
     spread = float(np.square(batches - mean).sum()) / count
-    return mean, spread / (rows / size - 1), max(count - 1.0, 1.0)
+    deviations = batches - batches.mean(axis=0)
+    scatter = deviations.T @ deviations
+    concentration = np.square(scatter).sum() / np.trace(scatter) ** 2
+    return mean, spread / (rows / size - 1), max(count - 1.0, 1.0), concentration
 
 
 def rejected(
@@ -47,8 +52,11 @@ def rejected(
             answer(rng, rows, share, slope)
             for rows, slope in zip(sizes, slopes, strict=True)
         ]
-        gradients, noise, degrees = map(np.array, zip(*drawn, strict=True))
-        p.append(overall_p(squared_distances(gradients), noise, degrees))
+        gradients, noise, degrees, concentrations = map(
+            np.array, zip(*drawn, strict=True)
+        )
+        rank = effective_rank(noise, concentrations)
+        p.append(overall_p(squared_distances(gradients), noise, degrees, rank))
     found = np.array(p)
     return float((found < 0.05).mean()), float((found < LEVEL).mean())
 

@@ -75,18 +75,23 @@ def found_groups(training):
     return streams if streams[0] == 0 else 1 - streams
 
 
-def next_probe(training, clients=None):
-    """One more probe, which only some clients answer in time."""
-    server, cohort = training.server, None
+def probe_answers(training):
+    """All clients' answers to one more probe, and the clients."""
+    seen = training.executor.seen
+    cohort = training._cohort(seen, np.arange(len(seen)), seen=True)
 
     def ask():
-        nonlocal cohort
-        cohort = training._cohort(training.executor.seen, np.arange(CLIENTS), seen=True)
-        downlink = training.algorithm.probe_downlink(server, cohort)
+        downlink = training.algorithm.probe_downlink(training.server, cohort)
         answers = yield Exchange("probe", training.algorithm, cohort, downlink)
         return answers
 
-    answers = drive(ask(), training.executor)
+    return drive(ask(), training.executor), cohort
+
+
+def next_probe(training, clients=None):
+    """One more probe, which only some clients answer in time."""
+    server = training.server
+    answers, cohort = probe_answers(training)
     # Answers of late clients are zeros.
     clients = np.ones(CLIENTS, bool) if clients is None else clients
     late = ~clients
@@ -388,14 +393,14 @@ def test_asking_ends_when_two_clear_probes_find_the_same_groups(
 ):
     server = asking(np.zeros(6, int))
     probe = Probe(np.eye(6), np.ones(6), np.full(6, 9))
-    monkeypatch.setattr(warm_up, "differ", lambda probe: True)
+    monkeypatch.setattr(warm_up, "differ", lambda *answers: True)
     for index, ((score, groups), is_used) in enumerate(zip(probes, used, strict=True)):
         chosen = (int(groups.max()) + 1, {int(groups.max()) + 1: score})
         monkeypatch.setattr(warm_up, "choose_streams", lambda rows, it=chosen: it)
         monkeypatch.setattr(
             warm_up, "k_means", lambda rows, k, it=groups: (it, np.zeros(k))
         )
-        server, counts = server.after_probe(probe, np.ones(6, bool), "eq9")
+        server, counts = server.after_probe(probe, np.ones(6), np.ones(6, bool), "eq9")
         assert counts == is_used
         is_last = index == len(probes) - 1 and score > 0.5
         assert server.stands == is_last
@@ -414,6 +419,42 @@ def test_groups_that_only_the_first_probe_shows_are_kept():
     assert len(pairs) == 4 == streams.max() + 1
 
 
+# what clients answer
+# --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [SIZE, 12])
+def test_clients_answer_in_how_few_directions_their_gradients_vary(size, monkeypatch):
+    """With fewer than 20 rows each batch is one row, whose gradient is A (x - y). Models of
+    12 numbers are sketched by 8.
+    """
+    monkeypatch.setattr(warm_up, "SKETCH_SIZE", 8)
+    with float64():
+        federation = quadratics(np.zeros((3, size)), np.ones((3, size)), [7, 12, 19])
+        y = federation.y.copy()
+        y[:, size:] = np.random.default_rng(0).normal(size=(len(y), size))
+        # The gradients of the last client vary in one direction.
+        y[federation.train[2], size:] = np.outer(np.arange(19), np.arange(size))
+        federation = replace(federation, y=y)
+        model = quadratic_model(size)
+        training = simulate(UCFL(SLOW, streams=2), federation, model, seed=3)
+        answers, _ = probe_answers(training)
+        found = by_place(training, answers.host("concentration"))
+        noise = by_place(training, answers.host("noise"))
+        for client, rows in enumerate(federation.train):
+            gradients = -y[rows, size:]
+            deviations = gradients - gradients.mean(axis=0)
+            variance = np.square(deviations).sum() / len(rows) / (len(rows) - 1)
+            np.testing.assert_allclose(noise[client], variance, **EXACT)
+            if size > 8:
+                seed = jnp.int32(training.server.sketch)
+                deviations = jax.vmap(sketch, (0, None))(deviations, seed)
+            scatter = deviations.T @ deviations
+            expected = np.square(scatter).sum() / np.trace(scatter) ** 2
+            np.testing.assert_allclose(found[client], expected, **EXACT)
+        assert found[2] == pytest.approx(1) and found[:2].max() < 0.8
+
+
 # the overall test
 # --------------------------------------------------------------------------------------
 
@@ -425,34 +466,57 @@ def test_clients_that_are_alike_are_told_apart_in_at_most_a_twentieth_of_cases(r
         noise = rng.uniform(0.5, 2.0)
         scale = np.sqrt(noise / rank)
         gradients = rng.normal(size=(10, rank)) * scale
-        wrong += differ(Probe(gradients, np.full(10, noise), np.full(10, 50)))
+        probe = Probe(gradients, np.full(10, noise), np.full(10, 50))
+        wrong += differ(probe, np.full(10, 1 / rank))
     # three standard errors above the level
     assert wrong / times <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / times)
 
 
-def test_clients_that_are_alike_are_rarely_told_apart_in_any_probe():
-    """Logistic regression at w = 0 on one feature, twelve clients of lognormal sizes, as a
-    probe measures them. By three batches, taken as known, one probe told .12 to .27 apart.
+@pytest.mark.parametrize("features", [1, 10])
+def test_clients_that_are_alike_are_rarely_told_apart_in_any_probe(features):
+    """Logistic regression at w = 0, twelve clients of lognormal sizes, as a probe measures
+    them. By three batches, taken as known, one probe told .12 to .27 apart.
     """
     rng, wrong, times = np.random.default_rng(0), 0, 600
     for _ in range(times):
         sizes = np.maximum(rng.lognormal(4, 1, 12).astype(int), 6)
-        answers = [iid_answer(rng, size) for size in sizes]
-        gradients, noise = zip(*answers, strict=True)
-        wrong += differ(Probe(np.array(gradients), np.array(noise), sizes))
+        answers = [answer(rng, np.zeros(features), size) for size in sizes]
+        gradients, noise, concentrations = map(np.array, zip(*answers, strict=True))
+        wrong += differ(Probe(gradients, noise, sizes), concentrations)
     # the sixth part of a twentieth, and three standard errors
     assert wrong / times <= 0.05 / 6 + 3 * np.sqrt(0.05 / 6 / times)
 
 
-def iid_answer(rng, size):
-    """A client's mean gradient, and tr S / n from the batches of a probe."""
-    x = np.stack([rng.normal(size=size), np.ones(size)], axis=1)
-    gradients = (0.5 - rng.integers(2, size=size))[:, None] * x
+def test_clients_that_differ_in_many_directions_are_told_apart():
+    """Taken for one direction, as the worst case, these gradients tell nobody apart."""
+    rng, found, in_one = np.random.default_rng(0), 0, 0
+    for _ in range(100):
+        sizes = np.array([160, 140, 30, 70])
+        slopes = rng.normal(size=(4, 13)) * 0.6
+        answers = [answer(rng, *client) for client in zip(slopes, sizes, strict=True)]
+        gradients, noise, concentrations = map(np.array, zip(*answers, strict=True))
+        probe = Probe(gradients, noise, sizes)
+        found += differ(probe, concentrations)
+        in_one += differ(probe, np.ones(4))
+    assert found >= 70 and in_one <= 20
+
+
+def answer(rng, slope, size):
+    """A client's mean gradient, tr S / n and concentration, from a probe's batches."""
+    x = np.column_stack([rng.normal(size=(size, len(slope))), np.ones(size)])
+    y = rng.random(size) < 1 / (1 + np.exp(-x[:, :-1] @ slope))
+    gradients = (0.5 - y)[:, None] * x
     batch = max(min(int(PROBE_SHARE * size + 1e-3), size // 2), 1)
     count = size // batch
-    means = gradients[: count * batch].reshape(count, batch, 2).mean(axis=1)
+    batches = gradients[: count * batch].reshape(count, batch, -1).mean(axis=1)
     mean = gradients.mean(axis=0)
-    return mean, np.square(means - mean).sum() / count / (size / batch - 1)
+    deviations = batches - batches.mean(axis=0)
+    scatter = deviations.T @ deviations
+    return (
+        mean,
+        np.square(batches - mean).sum() / count / (size / batch - 1),
+        np.square(scatter).sum() / np.trace(scatter) ** 2,
+    )
 
 
 def test_clients_that_no_pair_tells_apart_are_told_apart_together():
@@ -460,14 +524,14 @@ def test_clients_that_no_pair_tells_apart_are_told_apart_together():
     rng = np.random.default_rng(0)
     gradients = rng.normal(size=(20, 50)) * np.sqrt(2.5 / 50)
     sizes = np.full(20, 50)
-    assert differ(Probe(gradients, np.ones(20), sizes))
-    assert not differ(Probe(gradients, np.full(20, 2.5), sizes))
+    assert differ(Probe(gradients, np.ones(20), sizes), np.ones(20))
+    assert not differ(Probe(gradients, np.full(20, 2.5), sizes), np.ones(20))
 
 
 def test_clients_of_one_sample_say_nothing_about_differences():
     gradients = np.array([[0.0], [1.0], [100.0]])
     probe = Probe(gradients, np.array([1.0, np.nan, np.nan]), np.array([9, 1, 1]))
-    assert not differ(probe)
+    assert not differ(probe, np.array([0.5, np.nan, np.nan]))
 
 
 # sketches

@@ -19,6 +19,11 @@ from fedtailor.aggregation import (
     user_centric_weights,
 )
 from fedtailor.algorithms.fedavg import FedAvg
+from fedtailor.algorithms.helpers.batch_gradients import (
+    batch_scatter,
+    batch_size,
+    batch_variance,
+)
 from fedtailor.algorithms.helpers.trial import Trial
 from fedtailor.algorithms.helpers.user_centric import (
     BeforeProbe,
@@ -32,14 +37,10 @@ from fedtailor.algorithms.helpers.warm_up import (
     PROBE_SHARE,
     WarmUp,
     gradient_noise,
-    sketch,
+    sketcher,
     warm_up_diagnostics,
 )
-from fedtailor.algorithms.ucfl_paper import (
-    PaperUCFL,
-    batch_size,
-    batch_variance,
-)
+from fedtailor.algorithms.ucfl_paper import PaperUCFL
 from fedtailor.protocol import (
     About,
     Algorithm,
@@ -131,7 +132,7 @@ class UCFL(PaperUCFL):
         name="ucfl",
         paper="Mestoukirdi et al. 2021, User-Centric Federated Learning",
         down="1 model of its stream",
-        up="1 model (1 sketch of a gradient and 3 scalars in each of up to 6 probes)",
+        up="1 model (1 sketch of a gradient and 4 scalars in each of up to 6 probes)",
         client_keeps="nothing",
         unseen_clients_get=(
             "answers the probe; the nearest stream, or its own mix of the last models"
@@ -213,12 +214,18 @@ class UCFL(PaperUCFL):
     def probe(self, inbox: Inbox, local: LocalTrainer) -> ClientUpdate:
         theta, n = inbox.only("model"), local.size
         answer = {"samples": n.astype(sums_type(theta))}
-        gradient = local.gradient(theta)
+        gradient, project = local.gradient(theta), None
+        if "sketch" in inbox.scalars:
+            project = sketcher(gradient, inbox.scalars["sketch"])
         # "auto" and `bound` need tr S / n, from which sigma^2 follows for every n_k, and
         # so does the test of whether clients differ.
         if self._needs_trace or self.warm == "auto":
             size = batch_size(PROBE_SHARE, n)
-            sigma2 = batch_variance(local, theta, gradient, size)
+            sigma2, concentration = batch_scatter(
+                local, theta, gradient, PROBE_SHARE, project
+            )
+            if self.warm == "auto":
+                answer["concentration"] = concentration
             # sigma_i^2 = tr S (1/n_k - 1/n) = (tr S / n) (n / n_k - 1), in expectation
             factor = jnp.where(n > size, n / size - 1, 1)
             noise = sigma2 / factor.astype(sums_type(theta))
@@ -229,15 +236,20 @@ class UCFL(PaperUCFL):
             assert not isinstance(self.sigma_batch, str)
             own = batch_size(self.sigma_batch, n)
             answer["sigma2"] = batch_variance(local, theta, gradient, own)
-        answer["gradient"] = gradient
-        if "sketch" in inbox.scalars:
-            answer["sketch"] = sketch(answer.pop("gradient"), inbox.scalars["sketch"])
+        if project is None:
+            answer["gradient"] = gradient
+        else:
+            answer["sketch"] = project(gradient)
         if self._has_trial:
             answer["validation"] = local.count("val").astype(sums_type(theta))
         return answer
 
     def ranges(self, size: int) -> Mapping[str, tuple[float, float]]:
-        more = {"noise": (0, math.inf), "validation": (0, math.inf)}
+        more = {
+            "noise": (0, math.inf),
+            "concentration": (0, 1),
+            "validation": (0, math.inf),
+        }
         return {**super().ranges(size), **more}
 
     def aggregate_probe(
@@ -256,7 +268,10 @@ class UCFL(PaperUCFL):
             return self._streams_after(server, probe)
         noise = gradient_noise(answers)
         server, counts = server.after_probe(
-            replace(probe, sigma2=noise), cohort.reporting, self.kernel
+            replace(probe, sigma2=noise),
+            answers.host("concentration"),
+            cohort.reporting,
+            self.kernel,
         )
         # Clients that differ, but not by groups, cannot share a stream.
         is_auto = self.streams == "auto" and self.trade_off is None

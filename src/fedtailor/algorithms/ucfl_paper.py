@@ -10,7 +10,7 @@ from typing import Literal
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Bool, Float
 
 from fedtailor._base.choice import require
 from fedtailor.aggregation import (
@@ -21,6 +21,7 @@ from fedtailor.aggregation import (
     user_centric_weights,
 )
 from fedtailor.aggregation.clusters import choose_streams, k_means
+from fedtailor.algorithms.helpers.batch_gradients import batch_size, batch_variance
 from fedtailor.algorithms.helpers.last_uploads import LastUploads
 from fedtailor.algorithms.helpers.pairs import check_pairs
 from fedtailor.algorithms.helpers.user_centric import (
@@ -319,36 +320,3 @@ class PaperUCFL(Algorithm):
 
     def diagnostics(self, server: UCFLState) -> Sequence[Diagnostic]:
         return stream_diagnostics(server)
-
-
-def batch_size(n_k: int | float, n: Int[Array, ""]) -> Int[Array, ""]:
-    """The samples of a batch: a number, or a share of a client's n samples. At most half
-    of them, so that there are two batches.
-    """
-    if not isinstance(n_k, int):
-        # The tolerance makes a third of 9 samples 3 samples, although 1/3 is rounded in
-        # single precision.
-        n_k = jnp.int32(n_k * n + 1e-3)
-    return jnp.maximum(jnp.minimum(n_k, n // 2), 1)
-
-
-def batch_variance(
-    local: LocalTrainer,
-    theta: Float[Array, " d"],
-    gradient: Float[Array, " d"],
-    n_k: Int[Array, ""],
-) -> Float[Array, ""]:
-    """The variance of a client's gradients over K disjoint batches of n_k samples, around
-    the gradient g_i of all its examples (eq. 10):
-
-        sigma_i^2 = (1/K) sum_k |g_k - g_i|^2
-    """
-    batches = jnp.maximum(local.size // n_k, 1)
-
-    def add(k: Array, total: Array) -> Array:
-        # Batch k of a random partition, because the data may be sorted (by label).
-        g_k = local.gradient(theta, k * n_k, (k + 1) * n_k, purpose="sigma")
-        return total + jnp.sum(jnp.square(g_k - gradient))
-
-    total = local.fori_loop(batches, add, jnp.zeros((), sums_type(theta)))
-    return total / batches

@@ -59,14 +59,13 @@ def population(rng, means, sizes, dimension, spread):
     return means + noise
 
 
-@pytest.mark.parametrize(("rank", "nominal"), [(1, True), (8, True)])
-def test_equal_clients_have_ratio_one_and_are_told_apart_by_chance_only(rank, nominal):
+def test_equal_clients_have_ratio_one_and_are_told_apart_by_chance_only():
     rng, spread = np.random.default_rng(1), np.ones(8)
     ratios, rejected, any_rejected = [], [], []
     for _ in range(150):
         sizes = rng.integers(5, 100, 10)
         gradients = population(rng, 0.0, sizes, 8, spread)
-        found = homogeneity(gradients, np.full(10, spread.sum()), sizes, rank)
+        found = homogeneity(gradients, np.full(10, spread.sum()), sizes)
         above = np.triu_indices(10, 1)
         ratios.append(found.ratio[above].mean())
         rejected.append((found.p[above] < 0.05).mean())
@@ -75,9 +74,6 @@ def test_equal_clients_have_ratio_one_and_are_told_apart_by_chance_only(rank, no
     assert np.mean(rejected) <= 0.06 and np.mean(any_rejected) <= 0.05 + 3 * np.sqrt(
         0.05 * 0.95 / 150
     )
-    assert (
-        rank == 1 or np.mean(rejected) > 0.03
-    )  # with the right rank the test is as sharp as it says
 
 
 def test_one_direction_is_the_worst_case_that_rank_one_allows_for():
@@ -118,8 +114,6 @@ def test_clients_without_variance_and_unknown_traces():
         homogeneity(gradients, np.full(3, np.nan), np.array([1, 1, 1]))
     with pytest.raises(ValueError, match=r"a variance of gradients is -1\.0"):
         homogeneity(gradients, np.array([1.0, -1, 1]), np.array([1, 1, 1]))
-    with pytest.raises(ValueError, match="rank is 0"):
-        homogeneity(gradients, np.ones(3), np.array([1, 1, 1]), rank=0)
 
 
 def test_the_p_value_is_the_tail_of_an_f_distribution_with_welch_s_degrees():
@@ -154,7 +148,7 @@ def test_batches_are_a_share_of_a_client_s_samples():
 
 def probed(rng, clients, rows, draw, share=0.05):
     """Gradients and traces of clients with one distribution, as a probe gives them."""
-    gradients, sigma2 = [], []
+    gradients, sigma2, concentrations = [], [], []
     batch = max(int(share * rows + 1e-3), 1)
     count = rows // batch
     for _ in range(clients):
@@ -162,9 +156,12 @@ def probed(rng, clients, rows, draw, share=0.05):
         batches = samples[: count * batch].reshape(count, batch, -1).mean(axis=1)
         gradients.append(samples.mean(axis=0))
         sigma2.append(np.square(batches - gradients[-1]).sum(axis=1).mean())
+        scatter = np.cov(batches.T, ddof=0).reshape(batches.shape[1], -1)
+        concentrations.append(np.square(scatter).sum() / np.trace(scatter) ** 2)
     sizes = np.full(clients, rows)
     traces = gradient_traces(np.array(sigma2), np.full(clients, batch), sizes)
-    return np.array(gradients), traces, sizes, np.full(clients, count - 1.0)
+    degrees = np.full(clients, count - 1.0)
+    return np.array(gradients), traces, sizes, degrees, np.array(concentrations)
 
 
 def correlated(rng, rows):
@@ -174,15 +171,19 @@ def correlated(rng, rows):
 
 
 @pytest.mark.parametrize(
-    "draw", [lambda rng, rows: rng.normal(size=(rows, 1)), correlated]
+    "draw",
+    [
+        lambda rng, rows: rng.normal(size=(rows, 1)),
+        lambda rng, rows: rng.normal(size=(rows, 8)),
+        correlated,
+    ],
 )
 @pytest.mark.parametrize("clients", [8, 20])
 def test_the_level_holds_over_all_pairs_with_traces_from_batches(draw, clients):
     rng, repetitions = np.random.default_rng(clients), 150
     pairs = together = 0
     for _ in range(repetitions):
-        gradients, traces, sizes, degrees = probed(rng, clients, 60, draw)
-        found = homogeneity(gradients, traces, sizes, degrees=degrees)
+        found = homogeneity(*probed(rng, clients, 60, draw))
         pairs += bool((found.p_holm < 0.05).any())
         together += found.overall_p < 0.05
     most = repetitions * 0.05 + 3 * np.sqrt(repetitions * 0.05 * 0.95)
@@ -192,13 +193,13 @@ def test_the_level_holds_over_all_pairs_with_traces_from_batches(draw, clients):
 def test_one_direction_and_equal_traces_have_an_f_distribution():
     gradients = np.array([[0.0], [3.0]])
     traces, sizes = np.array([8.0, 8.0]), np.array([10, 10])
-    found = homogeneity(gradients, traces, sizes, degrees=np.array([9.0, 9.0]))
+    found = homogeneity(gradients, traces, sizes, np.array([9.0, 9.0]))
     expected = stats.f.sf(9 / 1.6, 1, 18)
     np.testing.assert_allclose(found.p[0, 1], expected, rtol=1e-10)
     np.testing.assert_allclose(found.overall_p, expected, rtol=1e-10)
     # A client without two batches counts as one degree of freedom.
     traces[1] = np.nan
-    alone = homogeneity(gradients, traces, sizes, degrees=np.array([9.0, 0.0]))
+    alone = homogeneity(gradients, traces, sizes, np.array([9.0, 0.0]))
     degrees = 2**2 / (1 / 9 + 1)
     np.testing.assert_allclose(
         alone.p[0, 1], stats.f.sf(9 / 1.6, 1, degrees), rtol=1e-10

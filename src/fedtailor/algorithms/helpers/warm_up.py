@@ -19,6 +19,8 @@ So that this costs little, clients answer with a sketch of their gradient: a ran
 projection, the same for all clients, which keeps squared distances up to sampling error.
 """
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -32,7 +34,7 @@ from fedtailor.aggregation import (
     user_centric_weights,
 )
 from fedtailor.aggregation.clusters import CLEAR, choose_streams, k_means
-from fedtailor.aggregation.differences import overall_p
+from fedtailor.aggregation.differences import effective_rank, overall_p
 from fedtailor.aggregation.distances import squared_distances
 from fedtailor.algorithms.helpers.user_centric import (
     BeforeProbe,
@@ -149,7 +151,11 @@ class WarmUp(BeforeProbe):
         return self.initial[None] if self.streams is None else self.streams.model
 
     def after_probe(
-        self, probe: Probe, answered: Bool[np.ndarray, " m"], kernel: Kernel
+        self,
+        probe: Probe,
+        concentrations: Float[np.ndarray, " m"],
+        answered: Bool[np.ndarray, " m"],
+        kernel: Kernel,
     ) -> tuple["WarmUp", bool]:
         """The server after one more probe, but for its streams.
 
@@ -159,6 +165,7 @@ class WarmUp(BeforeProbe):
 
         Args:
             probe: the clients' answers, with tr S_i / n_i for sigma_i^2.
+            concentrations: of their batches' gradients, see `batch_gradients.scatter`.
             answered: which clients answered in time.
             kernel: the method's rule for the weights.
 
@@ -170,7 +177,7 @@ class WarmUp(BeforeProbe):
         if not answered.all():
             return self._asked_again(0.0).replace(fresh=False), False
         # Noise has groups as well, and to look for them takes long with many clients.
-        if not differ(probe):
+        if not differ(probe, concentrations):
             stands = self.best >= CLEAR
             return self._asked_again(0.0).replace(stands=stands, fresh=True), False
         rows = user_centric_weights(
@@ -230,11 +237,18 @@ def sketch(gradient: Float[Array, " d"], seed: Int[Array, ""]) -> Float[Array, "
         gradient: the vector.
         seed: determines the projection; vectors to be compared need the same.
     """
+    return sketcher(gradient, seed)(gradient)
+
+
+def sketcher(
+    like: Float[Array, " d"], seed: Int[Array, ""]
+) -> Callable[[Float[Array, " d"]], Float[Array, " k"]]:
+    """The function that sketches vectors of this form, drawn once for all of them."""
     place_key, sign_key = jax.random.split(jax.random.key(seed))
-    place = jax.random.randint(place_key, gradient.shape, 0, SKETCH_SIZE)
-    sign = jax.random.rademacher(sign_key, gradient.shape, gradient.dtype)
-    zeros = jnp.zeros(SKETCH_SIZE, gradient.dtype)
-    return zeros.at[place].add(sign * gradient)
+    place = jax.random.randint(place_key, like.shape, 0, SKETCH_SIZE)
+    sign = jax.random.rademacher(sign_key, like.shape, like.dtype)
+    zeros = jnp.zeros(SKETCH_SIZE, like.dtype)
+    return lambda gradient: zeros.at[place].add(sign * gradient)
 
 
 def gradient_noise(answers: Answers) -> Float[np.ndarray, " c"]:
@@ -243,12 +257,13 @@ def gradient_noise(answers: Answers) -> Float[np.ndarray, " c"]:
     return answers.host(kind).astype(np.float64)
 
 
-def differ(probe: Probe) -> bool:
+def differ(probe: Probe, concentrations: Float[np.ndarray, " m"]) -> bool:
     """Whether the clients' gradients differ by more than their noise (`overall_p`).
 
     Args:
         probe: the gradients, with tr S_i / n_i for sigma_i^2. Clients with a single
             sample, whose noise is unknown, are left out.
+        concentrations: of their batches' gradients, see `batch_gradients.scatter`.
     """
     is_known = np.asarray(probe.sizes) > 1
     if not is_known.any():
@@ -259,7 +274,8 @@ def differ(probe: Probe) -> bool:
     # As the probe draws them: at most half of the samples.
     batch_sizes = np.clip((PROBE_SHARE * sizes + 1e-3).astype(int), 1, sizes // 2)
     degrees = np.maximum(sizes // batch_sizes - 1, 1).astype(np.float64)
-    return overall_p(distances, noise, degrees) < LEVEL
+    rank = effective_rank(noise, np.asarray(concentrations, np.float64)[is_known])
+    return overall_p(distances, noise, degrees, rank) < LEVEL
 
 
 def warm_up_diagnostics(asked: Float[np.ndarray, "k 2"]) -> list[LineDiagnostic]:

@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 
 from fedtailor._base.choice import require
 from fedtailor._base.notebook import html_paragraphs, html_table
-from fedtailor.algorithms import UCFL, FedAvg
+from fedtailor.algorithms import FedAvg
+from fedtailor.algorithms.helpers.batch_gradients import batch_scatter
+from fedtailor.algorithms.helpers.warm_up import SKETCH_SIZE, sketcher
 from fedtailor.data.federation import Federation
 from fedtailor.engine.executors import Settings
 from fedtailor.engine.runs.run import executor_of
@@ -248,8 +250,19 @@ class DataProbe(Algorithm):
         return Downlink({"model": Streams.everyone(server.model, len(cohort))})
 
     def probe(self, inbox: Inbox, local: LocalTrainer) -> ClientUpdate:
-        answer = UCFL(sigma_batch=BATCH_SHARE, warm=0).probe(inbox, local)
-        dtype = answer["gradient"].dtype
+        theta = inbox.only("model")
+        gradient = local.gradient(theta)
+        is_large = gradient.size > SKETCH_SIZE
+        project = sketcher(gradient, jnp.int32(0)) if is_large else None
+        sigma2, concentration = batch_scatter(
+            local, theta, gradient, BATCH_SHARE, project
+        )
+        answer = {
+            "gradient": gradient,
+            "sigma2": sigma2,
+            "concentration": concentration,
+        }
+        dtype = gradient.dtype
         epoch = (local.size + _BATCH - 1) // _BATCH
 
         def count(counts: Array, batch: Batch, step: Int[Array, ""]) -> Array:
@@ -313,6 +326,7 @@ def _evidence(clients: Clients, server: ProbeAnswers) -> Evidence:
         gradients=gradients,
         sigma2=sigma2,
         batch_sizes=batch_sizes(sizes, BATCH_SHARE),
+        concentrations=answers["concentration"].astype(np.float64),
         label_counts=None if counts is None else np.rint(counts).astype(np.int64),
         feature_means=means,
         feature_squares=squares,

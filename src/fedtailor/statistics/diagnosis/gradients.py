@@ -9,8 +9,8 @@ from scipy import special
 from scipy.cluster import hierarchy
 from scipy.spatial.distance import squareform
 
-from fedtailor._base.choice import require, require_one_or_more
-from fedtailor.aggregation.differences import overall_p
+from fedtailor._base.choice import require
+from fedtailor.aggregation.differences import effective_rank, overall_p
 from fedtailor.aggregation.distances import RowMatrix, squared_distances
 from fedtailor.statistics.decision import holm
 
@@ -122,32 +122,32 @@ def homogeneity(
     gradients: Float[RowMatrix, "m d"],
     traces: Float[np.ndarray, " m"],
     sizes: Int[np.ndarray, " m"],
-    rank: float = 1.0,
     degrees: Float[np.ndarray, " m"] | None = None,
+    concentrations: Float[np.ndarray, " m"] | None = None,
 ) -> Homogeneity:
     """Compares all pairs of clients by their gradients at one model.
 
     If two expected gradients are equal, their difference is approximately normal, and
     the statistic T is a weighted sum of squared standard normals whose weights sum to
     1, over an estimate of its expectation. The p-value is the tail of an F distribution
-    with `rank` degrees of freedom, and `rank` times those of the traces. Rank 1 is
-    conservative for any covariance: above T = 1.54 no weights have a heavier tail, and
-    below p is set to 1. The effective rank (tr S)^2 / tr S^2 of the gradients'
-    covariance S gives a more powerful test, which is correct to second order.
+    with 1 degree of freedom, and those of the traces. It is conservative for any
+    covariance: above T = 1.54 no weights have a heavier tail, and below p is set to 1.
+    The test of all clients together, whose level is not divided by the number of pairs,
+    takes account of the directions in which gradients vary (`effective_rank`).
 
     Args:
         gradients: gradient of each client's mean training loss, at one model.
         traces: tr S_i; NaN is replaced with the median of the other clients.
         sizes: training samples n_i.
-        rank: effective rank of the covariance.
         degrees: degrees of freedom of the traces in one direction: the batches that
             they were estimated from, less one. None takes them as known.
+        concentrations: of the batches' gradients, see `effective_rank`. None takes all
+            gradients to vary in one direction.
 
     Raises:
-        ValueError: no trace is known, or one is negative, or the rank is below 1.
+        ValueError: no trace is known, or one is negative.
     """
     traces = np.asarray(traces, np.float64)
-    require_one_or_more("rank", rank)
     require(
         not np.isnan(traces).all(),
         "no client has two batches, so nothing tells how much its gradient varies; give"
@@ -171,14 +171,16 @@ def homogeneity(
     upper = np.triu_indices(clients, 1)
     statistics = ratio[upper]
     if degrees is None:
-        p = special.chdtrc(rank, statistics * rank)
+        p = special.chdtrc(1, statistics)
     else:
         # What is taken from the other clients is hardly known of this one.
         degrees = np.where(unknown, 1.0, np.maximum(degrees, 1.0))
         pair_degrees = _welch_degrees(mean_variances, degrees)[upper]
-        p = special.fdtrc(rank, rank * pair_degrees, statistics)
-    if rank == 1:
-        p = np.where(statistics < _CONSERVATIVE_FROM, 1.0, p)
+        p = special.fdtrc(1, pair_degrees, statistics)
+    p = np.where(statistics < _CONSERVATIVE_FROM, 1.0, p)
+    rank = 1.0
+    if concentrations is not None:
+        rank = effective_rank(mean_variances, concentrations)
     return Homogeneity(
         squared,
         expected,
@@ -186,7 +188,7 @@ def homogeneity(
         distance=squared - expected,
         p=_symmetric(p, clients),
         p_holm=_symmetric(holm(p), clients),
-        overall_p=overall_p(squared, mean_variances, degrees),
+        overall_p=overall_p(squared, mean_variances, degrees, rank),
     )
 
 

@@ -103,6 +103,8 @@ class Evidence:
         feature_squares: [m, features] means of the squared features, or None if
             unknown.
         feature_names: [features] names of the features, or None if they have none.
+        concentrations: [m] in how few directions the gradients of batches vary, see
+            `effective_rank`, or None if unknown.
     """
 
     names: Sequence[str]
@@ -114,6 +116,7 @@ class Evidence:
     feature_means: Float[np.ndarray, "m features"] | None = None
     feature_squares: Float[np.ndarray, "m features"] | None = None
     feature_names: Sequence[str] | None = None
+    concentrations: Float[np.ndarray, " m"] | None = None
 
     def __post_init__(self) -> None:
         for name, values in vars(self).items():
@@ -394,6 +397,7 @@ def diagnose(evidence: Evidence, *, trained: bool = False) -> Diagnosis:
         traces,
         sizes,
         degrees=(sizes // evidence.batch_sizes - 1).astype(np.float64),
+        concentrations=evidence.concentrations,
     )
     # The variance of each client's mean gradient. A client with a single batch gets the
     # median of the others.

@@ -35,7 +35,7 @@ def test_the_degrees_are_those_of_the_variance_of_the_sum():
     drawn = rng.normal(size=(20_000, 4, 3)) * scales
     centred = drawn - drawn.mean(axis=1, keepdims=True)
     statistic = np.square(centred).sum(axis=(1, 2)) / (0.75 * variances.sum())
-    # Variances that are known but for nothing: the F distribution becomes chi^2.
+    # With so many degrees of freedom variances are known: F is chi^2 over its degrees.
     p = np.array(
         [
             overall_p(squared_distances(one), variances, np.full(4, 1e12), rank)
@@ -52,4 +52,5 @@ def test_clients_of_few_directions_count_by_their_variance():
     rank = effective_rank(np.array([2.0, 1.0]), np.array([0.5, 1.0]))
     np.testing.assert_allclose(rank, 5 / 3, rtol=1e-10)
     assert effective_rank(np.zeros(2), np.ones(2)) == 1
+    assert effective_rank(np.ones(2), np.zeros(2)) == 1
     assert effective_rank(np.array([np.nan, 1.0]), np.ones(2)) == 1

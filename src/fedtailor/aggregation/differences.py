@@ -66,13 +66,13 @@ def effective_rank(
 
     Args:
         variances: v_i = tr S_i / n_i.
-        concentrations: c_i, above 0 and at most 1.
+        concentrations: c_i, between 0 and 1.
 
     Returns:
         The rank, 1 or more; 1 if nothing varies.
     """
     squares = np.square(np.asarray(variances, np.float64))
-    total = float(squares.sum())
-    if not np.isfinite(total) or total == 0:
+    concentrated = float((concentrations * squares).sum())
+    if not np.isfinite(concentrated) or concentrated == 0:
         return 1.0
-    return max(total / float((concentrations * squares).sum()), 1.0)
+    return max(float(squares.sum()) / concentrated, 1.0)

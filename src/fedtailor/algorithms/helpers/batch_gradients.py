@@ -52,9 +52,9 @@ def batch_scatter(
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """The variance of `batch_variance`, and in how few directions the gradients vary.
 
-    With A = sum_k (g_k - g)(g_k - g)^T over the gradients g_k of K batches and their
-    mean g, the concentration is tr A^2 / (tr A)^2: 1 if they vary in one direction, and
-    about 1 / r + 1 / K if they vary alike in r of them. Without two batches it is 1.
+    With A = sum_k (g_k - g_i)(g_k - g_i)^T over the gradients g_k of K batches, the
+    concentration is tr A^2 / (tr A)^2: 1 if they vary in one direction, and about
+    1 / r + 1 / K if they vary alike in r of them. Without two batches it is 1.
 
     Args:
         local: the client.
@@ -83,8 +83,6 @@ def batch_scatter(
     width = projected.size
     start = jnp.zeros((), sums_type(theta)), jnp.zeros((most, width), sums_type(theta))
     total, rows = local.fori_loop(batches, add, start)
-    is_batch = (jnp.arange(most) < batches)[:, None]
-    rows = jnp.where(is_batch, rows - rows.sum(axis=0) / batches, 0)
     gram = jnp.matmul(rows, rows.T, precision=Precision.HIGHEST)
     trace = jnp.trace(gram)
     # Divided before it is squared: squares of small gradients are 0 in single precision.

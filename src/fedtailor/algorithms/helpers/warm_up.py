@@ -165,7 +165,7 @@ class WarmUp(BeforeProbe):
 
         Args:
             probe: the clients' answers, with tr S_i / n_i for sigma_i^2.
-            concentrations: of their batches' gradients, see `batch_gradients.scatter`.
+            concentrations: of their batches' gradients, see `batch_scatter`.
             answered: which clients answered in time.
             kernel: the method's rule for the weights.
 
@@ -263,7 +263,7 @@ def differ(probe: Probe, concentrations: Float[np.ndarray, " m"]) -> bool:
     Args:
         probe: the gradients, with tr S_i / n_i for sigma_i^2. Clients with a single
             sample, whose noise is unknown, are left out.
-        concentrations: of their batches' gradients, see `batch_gradients.scatter`.
+        concentrations: of their batches' gradients, see `batch_scatter`.
     """
     is_known = np.asarray(probe.sizes) > 1
     if not is_known.any():

@@ -1,7 +1,9 @@
 """`About`: the description of a method in tables of methods."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
+
+from fedtailor._base.choice import require
 
 ModelsReceived = Literal["nothing", "a part", "one model", "one of several", "several"]
 """Which of the server's models a client receives in a round:
@@ -67,3 +69,30 @@ class About:
     sums_if: str = ""
     validation: str = ""
     in_common: InCommon = "the network"
+
+    def __post_init__(self) -> None:
+        for name, words in (
+            ("models_received", ModelsReceived),
+            ("server_sees", Sees),
+            ("in_common", InCommon),
+        ):
+            check_word(getattr(self, name), words, f"{name} of {self.name!r}")
+
+
+def check_word(value: object, words: object, what: str) -> None:
+    """Require one of the words of a `Literal`.
+
+    Args:
+        value: what a method says.
+        words: the `Literal`.
+        what: what it says, for the message.
+
+    Raises:
+        ValueError: "server_sees of 'my-method' is 'sum'; it must be one of 'nothing',
+            'sums', ..."
+    """
+    allowed = get_args(words)
+    require(
+        value in allowed,
+        f"{what} is {value!r}; it must be one of {', '.join(map(repr, allowed))}",
+    )

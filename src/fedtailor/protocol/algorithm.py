@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Literal
 
 from jaxtyping import Array, Float
 
-from fedtailor._base.about import About, InCommon, Sees
+from fedtailor._base.about import About, InCommon, Sees, check_word
 from fedtailor._base.choice import require
 from fedtailor._base.own_code import is_fedtailors
 from fedtailor.protocol.cohort import Cohort, Population
@@ -33,6 +33,7 @@ from fedtailor.protocol.parts import ModelParts
 from fedtailor.protocol.predictors import Predictor
 from fedtailor.protocol.state import ClientState, ServerState, server_state
 
+Participants = Literal["reporters", "all"]
 Init = Callable[[int], Float[Array, " d"]]
 """init(k) -> the k-th random initial model theta [d]. init(0) is the initial model theta^0
 of all methods.
@@ -88,7 +89,7 @@ class Algorithm:
 
     about: ClassVar[About]
     registry: ClassVar[dict[str, type["Algorithm"]]] = {}
-    participants: ClassVar[Literal["reporters", "all"]] = "reporters"
+    participants: ClassVar[Participants] = "reporters"
     """Which clients are the cohort of a round, and run `client`: "reporters", or "all" seen
     clients, including those that do not report (Local, pFedMe, L2GD).
     """
@@ -102,6 +103,8 @@ class Algorithm:
     # package need no other registration.
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
+        if isinstance(cls.participants, str):
+            check_word(cls.participants, Participants, f"{cls.__name__}.participants")
         if "about" in cls.__dict__:
             known = Algorithm.registry.get(cls.about.name)
             is_taken = known is not None and is_fedtailors(known.__module__)

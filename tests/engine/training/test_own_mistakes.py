@@ -146,6 +146,25 @@ def test_names_of_fedtailors_methods_are_taken() -> None:
             about = ft.FedAvg.about
 
 
+def test_what_a_method_says_of_itself_is_in_known_words() -> None:
+    """Other words counted as the default: a server of sums saw models, "everyone" were
+    the reporters.
+    """
+    said = (
+        r"server_sees of 'mine' is 'sum'; it must be one of 'nothing', 'sums', 'sums, "
+    )
+    with pytest.raises(ValueError, match=said):
+        replace(ft.FedAvg.about, name="mine", server_sees="sum")
+    with pytest.raises(ValueError, match=r"in_common of 'mine' is 'all'; it must be"):
+        replace(ft.FedAvg.about, name="mine", in_common="all")
+    with pytest.raises(
+        ValueError, match=r"Mine.participants is 'everyone'; it must be one of 'rep"
+    ):
+
+        class Mine(ft.FedAvg):
+            participants = "everyone"
+
+
 def test_numbers_and_words_of_arrays_are_settings() -> None:
     (word,) = np.array(["uniform"])
     sgd = SGD(steps=np.int64(2), batch_size=np.int64(8), drop_last=np.bool_(True))

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from fedtailor._base.choice import require
+from fedtailor._base.choice import require_one_of
 
 ModelsReceived = Literal["nothing", "a part", "one model", "one of several", "several"]
 """Which of the server's models a client receives in a round:
@@ -76,23 +76,6 @@ class About:
             ("server_sees", Sees),
             ("in_common", InCommon),
         ):
-            check_word(getattr(self, name), words, f"{name} of {self.name!r}")
-
-
-def check_word(value: object, words: object, what: str) -> None:
-    """Require one of the words of a `Literal`.
-
-    Args:
-        value: what a method says.
-        words: the `Literal`.
-        what: what it says, for the message.
-
-    Raises:
-        ValueError: "server_sees of 'my-method' is 'sum'; it must be one of 'nothing',
-            'sums', ..."
-    """
-    allowed = get_args(words)
-    require(
-        value in allowed,
-        f"{what} is {value!r}; it must be one of {', '.join(map(repr, allowed))}",
-    )
+            require_one_of(
+                getattr(self, name), get_args(words), f"{name} of {self.name!r}", repr
+            )

@@ -1,7 +1,7 @@
 """Requirements on what users give, and the error message for a mistyped name."""
 
 import difflib
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 
@@ -22,17 +22,23 @@ def require(condition: bool, message: str) -> None:
         raise ValueError(message)
 
 
-def require_one_of(value: object, allowed: Collection[Any], setting: str) -> None:
+def require_one_of(
+    value: object,
+    allowed: Collection[Any],
+    setting: str,
+    shown: Callable[[Any], str] = str,
+) -> None:
     """Raise `ValueError` unless a setting has one of few values.
 
     Args:
         value: the user's choice.
         allowed: the values that it may have.
         setting: its name, for the message.
+        shown: how the message writes the values: `repr` where words hold commas.
     """
     require(
         value in allowed,
-        f"{setting} is {value!r}; it must be one of {', '.join(map(str, allowed))}",
+        f"{setting} is {value!r}; it must be one of {', '.join(map(shown, allowed))}",
     )
 
 

@@ -17,12 +17,12 @@ The words of this file:
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 from jaxtyping import Array, Float
 
-from fedtailor._base.about import About, InCommon, Sees, check_word
-from fedtailor._base.choice import require
+from fedtailor._base.about import About, InCommon, Sees
+from fedtailor._base.choice import require, require_one_of
 from fedtailor._base.own_code import is_fedtailors
 from fedtailor.protocol.cohort import Cohort, Population
 from fedtailor.protocol.diagnostics import Diagnostic
@@ -104,7 +104,8 @@ class Algorithm:
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if isinstance(cls.participants, str):
-            check_word(cls.participants, Participants, f"{cls.__name__}.participants")
+            name = f"{cls.__name__}.participants"
+            require_one_of(cls.participants, get_args(Participants), name, repr)
         if "about" in cls.__dict__:
             known = Algorithm.registry.get(cls.about.name)
             is_taken = known is not None and is_fedtailors(known.__module__)

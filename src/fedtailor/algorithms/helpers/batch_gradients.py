@@ -1,6 +1,7 @@
 """How much a client's gradients vary over disjoint batches of its rows."""
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -32,14 +33,12 @@ def batch_variance(
 
         sigma_i^2 = (1/K) sum_k |g_k - g_i|^2
     """
-    batches = jnp.maximum(local.size // n_k, 1)
 
-    def add(k: Array, total: Array) -> Array:
-        # Batch k of a random partition, because the data may be sorted (by label).
-        g_k = local.gradient(theta, k * n_k, (k + 1) * n_k, purpose="sigma")
-        return total + jnp.sum(jnp.square(g_k - gradient))
+    def add(k: Array, total: Array, deviation: Array) -> Array:
+        return total + jnp.sum(jnp.square(deviation))
 
-    total = local.fori_loop(batches, add, jnp.zeros((), sums_type(theta)))
+    zero = jnp.zeros((), sums_type(theta))
+    total, batches = _over_batches(local, theta, gradient, n_k, add, zero)
     return total / batches
 
 
@@ -67,14 +66,13 @@ def batch_scatter(
         sigma_i^2, and the concentration.
     """
     n_k = batch_size(share, local.size)
-    batches = jnp.maximum(local.size // n_k, 1)
     # Where the share is of fewer than two rows, a batch is one row.
     most = int(2 / share)
 
-    def add(k: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+    def add(
+        k: Array, carry: tuple[Array, Array], deviation: Array
+    ) -> tuple[Array, Array]:
         total, rows = carry
-        g_k = local.gradient(theta, k * n_k, (k + 1) * n_k, purpose="sigma")
-        deviation = g_k - gradient
         total = total + jnp.sum(jnp.square(deviation))
         row = deviation if project is None else project(deviation)
         return total, rows.at[k].set(row.astype(rows.dtype))
@@ -82,10 +80,41 @@ def batch_scatter(
     projected = gradient if project is None else jax.eval_shape(project, gradient)
     width = projected.size
     start = jnp.zeros((), sums_type(theta)), jnp.zeros((most, width), sums_type(theta))
-    total, rows = local.fori_loop(batches, add, start)
+    (total, rows), batches = _over_batches(local, theta, gradient, n_k, add, start)
     gram = jnp.matmul(rows, rows.T, precision=Precision.HIGHEST)
     trace = jnp.trace(gram)
     # Divided before it is squared: squares of small gradients are 0 in single precision.
     shares = gram / jnp.where(trace > 0, trace, 1)
     concentration = jnp.where(trace > 0, jnp.sum(jnp.square(shares)), 1)
     return total / batches, jnp.minimum(concentration, 1)  # rounding
+
+
+def _over_batches(
+    local: LocalTrainer,
+    theta: Float[Array, " d"],
+    gradient: Float[Array, " d"],
+    n_k: Int[Array, ""],
+    add: Callable[[Array, Any, Float[Array, " d"]], Any],
+    start: Any,
+) -> tuple[Any, Int[Array, ""]]:
+    """Add up something over disjoint batches of n_k samples.
+
+    Args:
+        local: the client.
+        theta: the model.
+        gradient: g_i.
+        n_k: samples of a batch.
+        add: of k, what was added up before and g_k - g_i, what there is with batch k.
+        start: what there is before the first batch.
+
+    Returns:
+        What there is after the last batch, and the number of batches.
+    """
+    batches = jnp.maximum(local.size // n_k, 1)
+
+    def with_batch(k: Array, carry: Any) -> Any:
+        # Batch k of a random partition, because the data may be sorted (by label).
+        g_k = local.gradient(theta, k * n_k, (k + 1) * n_k, purpose="sigma")
+        return add(k, carry, g_k - gradient)
+
+    return local.fori_loop(batches, with_batch, start), batches

@@ -1,5 +1,5 @@
-"""Finds methods, metrics and other classes by name: in a package's folder, in installed
-packages (entry points), or in a user's file.
+"""Registers methods, metrics and other classes by name, and finds them: in a package's
+folder, in installed packages (entry points), or in a user's file.
 """
 
 import importlib.util
@@ -12,8 +12,35 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from fedtailor._base.choice import check_choice, require
+from fedtailor._base.own_code import is_fedtailors
 
 T = TypeVar("T")
+
+
+def register_class(
+    registry: dict[str, type[Any]], name: str, new: type, what: str
+) -> None:
+    """Enter a class into the registry of its kind. One of the same name is replaced, as
+    when a cell of a notebook is run again, but not one of fedtailor's.
+
+    Args:
+        registry: name -> class.
+        name: the name of the class.
+        new: the class.
+        what: what it is, for messages: "metric".
+
+    Raises:
+        ValueError: a class of fedtailor's has that name, so that results of the new one
+            would be taken for its results.
+    """
+    known = registry.get(name)
+    require(
+        known is None
+        or not is_fedtailors(known.__module__)
+        or is_fedtailors(new.__module__),
+        f"there is already a {what} {name!r}; give {new.__name__} another name",
+    )
+    registry[name] = new
 
 
 def find_registered(

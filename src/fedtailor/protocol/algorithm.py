@@ -22,8 +22,8 @@ from typing import Any, ClassVar, Literal, get_args
 from jaxtyping import Array, Float
 
 from fedtailor._base.about import About, InCommon, Sees
-from fedtailor._base.choice import require, require_one_of
-from fedtailor._base.own_code import is_fedtailors
+from fedtailor._base.choice import require_one_of
+from fedtailor._base.entry_points import register_class
 from fedtailor.protocol.cohort import Cohort, Population
 from fedtailor.protocol.diagnostics import Diagnostic
 from fedtailor.protocol.exchange import Answers
@@ -107,15 +107,7 @@ class Algorithm:
             name = f"{cls.__name__}.participants"
             require_one_of(cls.participants, get_args(Participants), name, repr)
         if "about" in cls.__dict__:
-            known = Algorithm.registry.get(cls.about.name)
-            is_taken = known is not None and is_fedtailors(known.__module__)
-            # A stored run of it would be taken for one of fedtailor's method.
-            require(
-                not is_taken or is_fedtailors(cls.__module__),
-                f"there is already a method {cls.about.name!r}; give {cls.__name__} another"
-                " name in its `about`",
-            )
-            Algorithm.registry[cls.about.name] = cls
+            register_class(Algorithm.registry, cls.about.name, cls, "method")
         # What a method says of its server's part holds for that server only. A subclass
         # with another one says it again, or promises nothing.
         if "server" in cls.__dict__:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from jaxtyping import Array, Float, PyTree
 
 from fedtailor._base.choice import require
+from fedtailor._base.entry_points import register_class
 from fedtailor.protocol.cohort import Cohort, Population
 from fedtailor.protocol.exchange import ClientRows
 from fedtailor.protocol.local_trainer import LocalTrainer
@@ -74,7 +75,7 @@ class Transform:
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if "name" in cls.__dict__:
-            Transform.registry[cls.name] = cls
+            register_class(Transform.registry, cls.name, cls, "transform")
 
     def init(self, theta: Float[Array, " d"]) -> PyTree:
         """The initial state that a client keeps for this transform (error feedback).

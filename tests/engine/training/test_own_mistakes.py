@@ -13,6 +13,8 @@ import optax
 import pytest
 
 import fedtailor as ft
+from fedtailor.aggregation.pipelines import Clip
+from fedtailor.lab.baselines.federated import MixedEffects
 from fedtailor.models import Classification
 from fedtailor.models.metrics import Accuracy, Metric
 from fedtailor.protocol import (
@@ -136,14 +138,22 @@ def test_only_true_ends_a_run() -> None:
         RUN(ft.FedAvg(sgd=STEPS), DIGITS, LOGISTIC, rounds=2, progress=count)
 
 
-def test_names_of_fedtailors_methods_are_taken() -> None:
-    with pytest.raises(
-        ValueError, match="already a method 'fedavg'; give Copy another"
-    ):
-
-        @hyperparameters
-        class Copy(ft.FedAvg):
-            about = ft.FedAvg.about
+@pytest.mark.parametrize(
+    ("base", "members", "said"),
+    [
+        (ft.FedAvg, {"about": ft.FedAvg.about}, "method 'fedavg'"),
+        (Accuracy, {"name": "accuracy"}, "metric 'accuracy'"),
+        (Clip, {"name": "clip"}, "transform 'clip'"),
+        (MixedEffects, {"name": "mixed"}, "baseline 'mixed'"),
+    ],
+    ids=["method", "metric", "transform", "baseline"],
+)
+def test_names_of_fedtailors_classes_are_taken(
+    base: type, members: dict[str, Any], said: str
+) -> None:
+    """Every later run that asked for the name would get the new class."""
+    with pytest.raises(ValueError, match=f"already a {said}; give Copy another name"):
+        type("Copy", (base,), {"__module__": __name__, **members})
 
 
 def test_what_a_method_says_of_itself_is_in_known_words() -> None:

@@ -11,6 +11,7 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 
 from fedtailor._base.choice import check_choice, require
+from fedtailor._base.entry_points import register_class
 from fedtailor.models import Model
 from fedtailor.models.tasks import Survival, Task
 
@@ -103,7 +104,7 @@ class Baseline(ABC):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if "name" in cls.__dict__:
-            Baseline.registry[cls.name] = cls
+            register_class(Baseline.registry, cls.name, cls, "baseline")
 
     def title_for(self, classes: int | None) -> str:
         """Its name in tables, where that depends on what is predicted."""

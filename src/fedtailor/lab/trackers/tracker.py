@@ -16,7 +16,7 @@ import jax
 
 from fedtailor._base.choice import require
 from fedtailor._base.digests import has_valid_digest, with_digest
-from fedtailor._base.entry_points import find_registered
+from fedtailor._base.entry_points import find_registered, register_class
 from fedtailor._base.files import atomic_write, reason
 from fedtailor.engine.runs.summary import spread
 from fedtailor.engine.storage import Unusable
@@ -94,7 +94,7 @@ class Tracker(Callback):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if "name" in cls.__dict__:
-            Tracker.registry[cls.name] = cls
+            register_class(Tracker.registry, cls.name, cls, "tracker")
 
     # methods of a subclass
     # ----------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ from jaxtyping import Array, Float, Shaped
 from numpy.typing import NDArray
 
 from fedtailor._base.choice import require
-from fedtailor._base.entry_points import find_registered
+from fedtailor._base.entry_points import find_registered, register_class
 from fedtailor.models import Model
 from fedtailor.models.tasks import Task
 
@@ -96,7 +96,7 @@ class Metric(ABC):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if "name" in cls.__dict__:
-            Metric.registry[cls.name] = cls
+            register_class(Metric.registry, cls.name, cls, "metric")
 
     def limits(self) -> tuple[float, float]:
         """The smallest and the largest value that the metric can have. A coordinator

@@ -28,7 +28,7 @@ from jaxtyping import Array, Float, Shaped
 from numpy.typing import NDArray
 
 from fedtailor._base.choice import require
-from fedtailor._base.entry_points import find_registered
+from fedtailor._base.entry_points import find_registered, register_class
 from fedtailor._base.printable import name_of
 from fedtailor.protocol import along_axis
 
@@ -78,7 +78,7 @@ class Task(ABC):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        Task.registry[cls.__name__] = cls
+        register_class(Task.registry, cls.__name__, cls, "task")
 
     # training
     # ----------------------------------------------------------------------------------

@@ -190,9 +190,15 @@ class Plain(SGD):
     """Not decorated."""
 
 
-def test_settings_inside_of_settings_are_decorated() -> None:
+class PlainClip(Clip):
+    """Not decorated."""
+
+
+def test_settings_and_transforms_are_decorated() -> None:
     with pytest.raises(ValueError, match="class Plain is not decorated"):
         ft.FedAvg(sgd=Plain())
+    with pytest.raises(ValueError, match="class PlainClip is not decorated"):
+        RUN(ft.FedAvg(sgd=STEPS), DIGITS, LOGISTIC, uplink=PlainClip())
 
 
 @hyperparameters

@@ -172,16 +172,18 @@ def as_pipeline(transforms: Transform | Pipeline, name: str) -> Pipeline:
         name: of the argument, "uplink" or "downlink".
 
     Raises:
-        ValueError: it is not a pipeline.
+        ValueError: it is not a pipeline, or the class of a transform is not decorated.
     """
     if isinstance(transforms, Transform):
-        return (transforms,)
+        transforms = (transforms,)
     is_sequence = isinstance(transforms, list | tuple)
     require(
         is_sequence and all(isinstance(each, Transform) for each in transforms),
         f"{name} is {transforms!r}; give transforms of fedtailor.aggregation.pipelines, such as"
         f" {name}=(Clip(1.0),)",
     )
+    for transform in transforms:
+        require_decorated(type(transform))
     return tuple(transforms)
 
 

@@ -12,6 +12,7 @@ from fedtailor.protocol.cohort import Cohort, Population
 from fedtailor.protocol.exchange import ClientRows
 from fedtailor.protocol.local_trainer import LocalTrainer
 from fedtailor.protocol.messages import ClientUpdate, Downlink, Inbox
+from fedtailor.protocol.returned import check_decoded, check_encoded, check_made
 
 if TYPE_CHECKING:
     from fedtailor.protocol.algorithm import Algorithm
@@ -238,7 +239,9 @@ def encode(
     """
     new_states = []
     for transform, state in zip(pipeline, states, strict=True):
-        update, new_state = transform.encode(update, inbox, state, local)
+        update, new_state = check_encoded(
+            transform, state, transform.encode(update, inbox, state, local)
+        )
         new_states.append(new_state)
     return update, tuple(new_states)
 
@@ -246,7 +249,7 @@ def encode(
 def send(pipeline: Pipeline, downlink: Downlink) -> Downlink:
     """Apply every transform's `send` to a downlink (on the host)."""
     for transform in pipeline:
-        downlink = transform.send(downlink)
+        downlink = check_made(transform, "send", Downlink, transform.send(downlink))
     return downlink
 
 
@@ -255,7 +258,7 @@ def receive(pipeline: Pipeline, inbox: Inbox) -> Inbox:
     (traced).
     """
     for transform in reversed(pipeline):
-        inbox = transform.receive(inbox)
+        inbox = check_made(transform, "receive", Inbox, transform.receive(inbox))
     return inbox
 
 
@@ -284,6 +287,8 @@ def decode(
     """
     new_states = []
     for transform, state in zip(reversed(pipeline), reversed(states), strict=True):
-        update, new_state = transform.decode(update, downlink, cohort, state)
+        update, new_state = check_decoded(
+            transform, transform.decode(update, downlink, cohort, state)
+        )
         new_states.append(new_state)
     return update, new_states[::-1]

@@ -1,30 +1,36 @@
-"""Checks of what a method's functions return, where they return it.
+"""Checks of what the functions of methods and transforms return, where they return it.
 
 Without them a stream that does not exist would be read as another one, and a client's state
 that changes its form would be trained by a new program in every round.
 """
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 import numpy as np
+from jaxtyping import PyTree
 
 from fedtailor._base.choice import require
 from fedtailor._base.documentation import see
 from fedtailor.protocol.cohort import Cohort
 from fedtailor.protocol.exchange import ClientRows
 from fedtailor.protocol.messages import NOT_SENT, ClientUpdate, Downlink, Streams
+from fedtailor.protocol.predictors import CombinedPredictor, Predictor
 from fedtailor.protocol.state import ClientState, ServerState, state_name
 
 if TYPE_CHECKING:
     from fedtailor.protocol.algorithm import Algorithm
+    from fedtailor.protocol.pipeline import Transform, Update
+
+T = TypeVar("T")
 
 _TABLE = see("write-an-algorithm#1-the-file")
 
 
-def _class(algorithm: "Algorithm") -> str:
+def _class(value: "Algorithm | Transform") -> str:
     """The name of its class, as what only probes has no `about`."""
-    return type(algorithm).__name__
+    return type(value).__name__
 
 
 def check_downlink(algorithm: "Algorithm", cohort: Cohort, downlink: Downlink) -> None:
@@ -88,23 +94,132 @@ def check_client(
         ValueError: it is something else.
     """
     name = f"{_class(algorithm)}.client()"
-    is_pair = isinstance(returned, tuple) and len(returned) == 2
     require(
-        is_pair and isinstance(returned[1], dict),
+        _is_pair(returned) and isinstance(returned[1], dict),
         f"{name} must return two things, the client's new state and a dict of"
         f" what the client sends{_TABLE}",
     )
     state, update = returned
-    old, new = _form(before), _form(state)
+    _check_form(name, "init_client() and client()", before, state)
+    return state, update
+
+
+def check_probe(algorithm: "Algorithm", returned: Any) -> ClientUpdate:
+    """Require that `probe` returned messages (traced).
+
+    Raises:
+        ValueError: it is something else.
+    """
+    require(
+        isinstance(returned, dict),
+        f"{_class(algorithm)}.probe() returned {type(returned).__name__}; it must return a"
+        f" dict of what the client sends{_TABLE}",
+    )
+    return returned
+
+
+def check_predictor(algorithm: "Algorithm", returned: Any) -> Predictor:
+    """Require that `personal` returned what a client can predict with (traced).
+
+    Raises:
+        ValueError: it is something else.
+    """
+    is_combined = isinstance(returned, CombinedPredictor)
+    is_known = is_combined and state_name(type(returned)) in CombinedPredictor.registry
+    require(
+        is_known or not is_combined,
+        f"{_class(algorithm)}.personal() returned {type(returned).__name__}, which is not"
+        f" decorated; write @predictor above the class{_TABLE}",
+    )
+    require(
+        is_combined or isinstance(returned, jax.Array),
+        f"{_class(algorithm)}.personal() returned {type(returned).__name__}; it must return"
+        f" a model [d], or a Mixture or another combination of models{_TABLE}",
+    )
+    return returned
+
+
+def check_encoded(
+    transform: "Transform", before: PyTree, returned: Any
+) -> tuple[ClientUpdate, PyTree]:
+    """Require that `encode` returned messages, and the client's state of the transform in
+    the form that it had (traced).
+
+    Raises:
+        ValueError: it is something else.
+    """
+    name = f"{_class(transform)}.encode()"
+    require(
+        _is_pair(returned) and isinstance(returned[0], dict),
+        f"{name} must return two things, a dict of what the client sends and the client's"
+        f" new state of the transform",
+    )
+    update, state = returned
+    _check_form(name, "init() and encode()", before, state)
+    return update, state
+
+
+def check_decoded(transform: "Transform", returned: Any) -> tuple["Update", PyTree]:
+    """Require that `decode` returned updates and the server's state of the transform.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    require(
+        _is_pair(returned) and isinstance(returned[0], Mapping),
+        f"{_class(transform)}.decode() must return two things, the updates by kind and the"
+        f" server's new state of the transform",
+    )
+    return returned
+
+
+def check_made(
+    transform: "Transform", function: str, kind: type[T], returned: Any
+) -> T:
+    """Require that a function of a transform returned a message again.
+
+    Args:
+        transform: the transform.
+        function: its function, "send" or "receive".
+        kind: the class of the message.
+        returned: what it returned.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    require(
+        isinstance(returned, kind),
+        f"{_class(transform)}.{function}() returned {type(returned).__name__}; it must"
+        f" return {kind.__name__}",
+    )
+    return returned
+
+
+def _is_pair(returned: Any) -> bool:
+    return isinstance(returned, tuple) and len(returned) == 2
+
+
+def _check_form(name: str, functions: str, before: PyTree, after: PyTree) -> None:
+    """Require that a client's state keeps its arrays, with their types and shapes.
+
+    Args:
+        name: the function that returned it.
+        functions: those that must return the same arrays.
+        before: the state before the round.
+        after: the state after it.
+
+    Raises:
+        ValueError: an array is another one.
+    """
+    old, new = _form(before), _form(after)
     if old != new:
         changed = next(path for path in [*old, *new] if old.get(path) != new.get(path))
         raise ValueError(
             f"{name} changes the form of the client's state: state{changed} is"
             f" {old.get(changed, 'not there')} before the round, and"
-            f" {new.get(changed, 'not there')} after it; init_client() and client()"
-            " must return the same arrays"
+            f" {new.get(changed, 'not there')} after it; {functions} must return the same"
+            " arrays"
         )
-    return state, update
 
 
 def _form(state: ClientState) -> dict[str, str]:

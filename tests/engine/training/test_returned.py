@@ -11,7 +11,16 @@ import numpy as np
 import pytest
 
 from fedtailor.algorithms import Ditto, FedAvg
-from fedtailor.protocol import SGD, Diverged, Mixture, Streams, hyperparameters
+from fedtailor.engine.runs import simulate
+from fedtailor.protocol import (
+    SGD,
+    CombinedPredictor,
+    Diverged,
+    Mixture,
+    Streams,
+    Transform,
+    hyperparameters,
+)
 from fedtailor.testing import CHECKS, check_algorithm, softmax_model, train
 from fedtailor.testing.conformance import federation
 from fedtailor.testing.problems import float64
@@ -166,6 +175,103 @@ class OtherKind(FedAvg):
 def test_a_message_that_was_not_sent_is_named_beside_those_that_were() -> None:
     with pytest.raises(KeyError, match="clients sent weights, and no model"):
         train(OtherKind(sgd=STEPS), federation(), softmax_model(), 1)
+
+
+@hyperparameters
+class NoModel(FedAvg):
+    def personal(self, state: Any, inbox: Any, local: Any) -> Any:
+        return {"model": inbox.only("model")}
+
+
+@hyperparameters
+class UndecoratedModels(FedAvg):
+    def personal(self, state: Any, inbox: Any, local: Any) -> Any:
+        class Own(CombinedPredictor):
+            pass
+
+        return Own()
+
+
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [
+        (NoModel, r"NoModel.personal\(\) returned dict; it must return a model"),
+        (UndecoratedModels, "returned Own, which is not decorated; write @predictor"),
+    ],
+)
+def test_what_predicts_is_checked(method: type[FedAvg], said: str) -> None:
+    training = train(method(sgd=STEPS), federation(), softmax_model(), 0)
+    with pytest.raises(ValueError, match=said):
+        training.evaluate()
+
+
+class Encodes(Transform):
+    def encode(self, update: Any, inbox: Any, state: Any, local: Any) -> Any:
+        return update
+
+
+class Shrinks(Transform):
+    def init(self, theta: Any) -> Any:
+        return theta
+
+    def encode(self, update: Any, inbox: Any, state: Any, local: Any) -> Any:
+        return update, state[:5]
+
+
+class Decodes(Transform):
+    def decode(self, update: Any, downlink: Any, cohort: Any, state: Any) -> Any:
+        return update
+
+
+class SendsNothing(Transform):
+    def send(self, downlink: Any) -> Any:
+        return None
+
+
+class ReceivesNothing(Transform):
+    def receive(self, inbox: Any) -> Any:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("transform", "said"),
+    [
+        (Encodes, r"Encodes.encode\(\) must return two things, a dict"),
+        (
+            Shrinks,
+            r"Shrinks.encode\(\) changes .* state is float64\[15\] before .*\[5\]",
+        ),
+        (Decodes, r"Decodes.decode\(\) must return two things, the updates by kind"),
+        (SendsNothing, r"SendsNothing.send\(\) returned NoneType; .* Downlink"),
+        (ReceivesNothing, r"ReceivesNothing.receive\(\) returned NoneType; .* Inbox"),
+    ],
+)
+def test_what_transforms_return_is_checked(
+    transform: type[Transform], said: str
+) -> None:
+    made = (hyperparameters(transform)(),)
+    training = simulate(
+        FedAvg(sgd=STEPS), federation(), softmax_model(), uplink=made, downlink=made
+    )
+    with pytest.raises(ValueError, match=said):
+        training.advance()
+
+
+@hyperparameters
+class SendsNaN(Transform):
+    def send(self, downlink: Any) -> Any:
+        sent = downlink.streams["model"]
+        spoiled = replace(sent, values=sent.values * jnp.nan)
+        return replace(downlink, streams={"model": spoiled})
+
+
+def test_a_transform_of_the_downlink_that_makes_nan_is_the_cause() -> None:
+    """It was the network's first weights, and in later rounds the server."""
+    training = simulate(
+        FedAvg(sgd=STEPS), federation(), softmax_model(), downlink=(SendsNaN(),)
+    )
+    with pytest.raises(Diverged, match=r"a transform of the downlink made NaN .*model"):
+        training.advance()
 
 
 @hyperparameters

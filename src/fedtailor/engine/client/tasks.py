@@ -18,7 +18,7 @@ from fedtailor.protocol import (
     encode,
     noise_of,
 )
-from fedtailor.protocol.returned import check_client
+from fedtailor.protocol.returned import check_client, check_predictor, check_probe
 
 EVALUATION_SPLITS = ("val", "test")
 
@@ -56,7 +56,7 @@ def client_task(
     local.context.accounted_settings = private
     local.context.private_steps_only = leaves_client and bool(private)
     if task == "probe":
-        return {"update": algorithm.probe(inbox, local)}
+        return {"update": check_probe(algorithm, algorithm.probe(inbox, local))}
     if task == "client":
         before, uplink_state = state
         algorithm_state, update = check_client(
@@ -75,7 +75,7 @@ def client_task(
         return {"state": (algorithm_state, uplink_state), "update": update}
     if task == "init_unseen":
         return {"state": (algorithm.init_unseen(inbox, local), ())}
-    predictor = algorithm.personal(state[0], inbox, local)
+    predictor = check_predictor(algorithm, algorithm.personal(state[0], inbox, local))
     if task == "personal":
         return {"predictor": predictor}
     return {"scores": _evaluate(predictor, local, metrics)}

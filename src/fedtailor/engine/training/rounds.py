@@ -339,7 +339,7 @@ class Rounds(Generic[ExecutorT]):
             server, uplink_state = self._aggregate_finite(downlink, exchange, answers)
         except Diverged as error:
             raise explained(
-                error, self.algorithm, self.model, exchange.downlink
+                error, self.algorithm, self.model, exchange.downlink, downlink
             ) from None
         self.executor.commit(exchange, answers)
         self.server = server

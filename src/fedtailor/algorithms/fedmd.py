@@ -37,7 +37,6 @@ INPUTS, SCORES = "inputs", "scores"
 """The kinds of message. Clients have the inputs before training, so that only scores are
 counted.
 """
-DISTANCES = ("absolute", "squared", "cross-entropy")
 
 
 @server_state

@@ -506,6 +506,20 @@ def test_what_is_no_request_of_a_client_is_refused(wards, head, status):
     assert answer.startswith(b"HTTP/1.1 %d" % status), answer
 
 
+def test_a_refused_client_that_says_it_ends_does_not_stop_the_port(wards):
+    """curl says so. The rest of the refused request was read without end, in the loop that
+    serves all clients.
+    """
+    with wards.raw() as connection:
+        connection.sendall(
+            f"POST {PATH} HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\n\r\n".encode()
+        )
+        assert connection.recv(12) == b"HTTP/1.1 415"
+        with contextlib.suppress(OSError):
+            connection.unwrap()
+    assert wards.says(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").startswith(b"HTTP/1.1 404")
+
+
 def test_a_body_that_ends_too_early_is_no_answer(wards):
     with wards.joined(respond=lambda body: time.sleep(1) or b""):
         until(lambda: "a" in wards.transport.online())

@@ -236,12 +236,17 @@ class _Connection:
         return hashlib.sha256(certificate or b"").digest()
 
     async def read(self) -> bytes:
-        """The next bytes.
+        """The next bytes, one at least.
 
         Raises:
             OSError: the other side has gone.
         """
-        return await self._when_arrived(lambda: self._tls.read(PART))
+        content = await self._when_arrived(lambda: self._tls.read(PART))
+        # TLS gives nothing, as often as it is asked, once the other side has said that it
+        # ends.
+        if not content:
+            raise ConnectionError("the other side has ended the connection")
+        return content
 
     async def write(self, content: bytes) -> None:
         """Write all of some bytes."""

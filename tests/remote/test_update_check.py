@@ -11,6 +11,7 @@ import pytest
 from fedtailor.aggregation.pipelines import Cast, Clip, GaussianNoise, Quantize, TopK
 from fedtailor.aggregation.pipelines.quantize import restored, rounded
 from fedtailor.aggregation.pipelines.top_k import largest
+from fedtailor.engine.training.metrics import Metrics
 from fedtailor.models.metrics import Metric
 from fedtailor.protocol import PRIVATE_STEPS, Transform
 from fedtailor.remote.server.update_check import (
@@ -144,6 +145,26 @@ def test_scores_are_of_the_rows_that_were_agreed_to():
         check_scores(scores(7), accuracy, {"test": 12})
     with pytest.raises(ValueError, match="accuracy on the split 'test' is 20833,"):
         check_scores(scores(208330), accuracy, {"test": 10})
+
+
+@pytest.mark.parametrize("above", [5e-4, 1.05e-6, 6e-7, 2e-7, 0.0])
+def test_scores_that_are_taken_can_be_recorded(above):
+    """What a round's record of metrics refuses would end the run, with no client named."""
+    accuracy = (Metric.registry["accuracy"](),)
+    said = scores(1.0 + above, 1.0)
+    try:
+        check_scores(said, accuracy, {"test": 10})
+    except ValueError:
+        assert above > 5e-7
+        return
+    assert above < 1e-6
+    statistic = {
+        name.split("/")[-1]: value[None]
+        for name, value in said.items()
+        if "statistics" in name
+    }
+    found = {"count": np.array([10]), "statistics": {"accuracy": statistic}}
+    Metrics().record(0, np.array([0]), False, {"test": found}, accuracy, 1.0)
 
 
 @pytest.mark.parametrize(

@@ -277,7 +277,7 @@ def _require_within(metric: Metric, values: NDArray[np.float64]) -> None:
         ValueError: one is not; values are shares, for example, where the unit is "%".
     """
     low, high = metric.limits()
-    wrong = values[(values < low - 1e-6) | (values > high + 1e-6)]
+    wrong = values[~metric.can_be(values)]
     if len(wrong):
         raise ValueError(
             f"metric {metric.name} gave {wrong[0]:g} for a client; by its limits() it is"

@@ -33,7 +33,7 @@ from typing import Any, ClassVar, Literal
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Shaped
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from fedtailor._base.choice import require
 from fedtailor._base.entry_points import find_registered, register_class
@@ -103,6 +103,15 @@ class Metric(ABC):
         refuses what clients measured if it gives another one.
         """
         return (0.0, 1.0) if self.unit == "%" else (-math.inf, math.inf)
+
+    def can_be(
+        self, values: ArrayLike, rounding: float = 1e-6
+    ) -> NDArray[np.bool_] | np.bool_:
+        """Whether values [...] are within `limits`, up to rounding, or NaN (undefined)."""
+        low, high = self.limits()
+        values = np.asarray(values)
+        is_within = (values >= low - rounding) & (values <= high + rounding)
+        return is_within | np.isnan(values)
 
     def applies(self, model: Model) -> bool:
         """Whether the metric is defined for a model's outputs and targets."""

@@ -11,6 +11,7 @@ import urllib.request
 
 import pytest
 
+from fedtailor._base.choice import MachineFailed
 from fedtailor.cli import main
 from fedtailor.remote.server import monitor as monitor_module
 from fedtailor.remote.server.monitor import (
@@ -170,6 +171,17 @@ def test_a_port_that_is_not_served_is_not_healthy():
             get(address, "/health")
         assert answer.value.code == 503
         answer.value.close()
+
+
+def test_a_port_that_is_not_served_leaves_the_last_numbers():
+    """`/metrics` printed a traceback, and the last state was not written."""
+
+    def gone():
+        raise MachineFailed("the port is not served any more")
+
+    monitor = Monitor(Status(registered=4), clients=gone)
+    monitor.refresh()
+    assert monitor.status.registered == 4
 
 
 def test_a_connection_that_is_reset_prints_nothing(capfd):

@@ -121,6 +121,15 @@ def test_a_client_that_refuses_is_told_of_the_copy(clients, tmp_path):
     assert len(told) == 1
 
 
+def test_a_coordinator_does_not_choose_how_many_lines_a_client_logs(clients):
+    """A line for each place that it named filled the disk."""
+    origin, lines = Process(clients, "b").respond._origin, []
+    with Lines(lines.append).of(client_log("b")):
+        for number in range(1, 50):
+            origin.compare(f"{number:016x}{number:016x}")
+    assert len(lines) == 1
+
+
 @pytest.mark.parametrize("size", [0, 31])
 def test_half_a_key_is_drawn_again(clients, size):
     """A client was killed while it wrote the key: anybody could know a key of nothing."""

@@ -2,6 +2,7 @@
 clients are taken out.
 """
 
+import datetime
 import shutil
 
 import pytest
@@ -14,10 +15,19 @@ pytest.importorskip(
 pytest.importorskip("httpx", reason="machines need httpx (extra federation)")
 
 from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
 
 from fedtailor.remote.job.job import read_job
+from fedtailor.remote.keys import keys
+from fedtailor.remote.keys import kit as kits
 from fedtailor.remote.keys.keys import days_left
-from fedtailor.remote.keys.kit import make_federation, read_certificates, read_kit
+from fedtailor.remote.keys.kit import (
+    first_to_end,
+    make_federation,
+    read_certificates,
+    read_kit,
+    renew_certificate,
+)
 from remote.test_kit import fails, files
 
 
@@ -105,6 +115,80 @@ def test_a_certificate_is_renewed_for_the_address_of_the_job(federation, capsys)
     mode = (federation / "coordinator" / "server.key").stat().st_mode
     assert mode & 0o777 == 0o600
     assert 1090 < days_left((federation / "coordinator/server.crt").read_bytes()) < 1096
+
+
+def test_the_first_certificate_to_end_is_named_with_what_renews_it(
+    federation, monkeypatch
+):
+    """Only the coordinator's was looked at, and clients' and the authority's ended on the
+    same day, unseen.
+    """
+    coordinator = federation / "coordinator"
+    days, renewal = first_to_end(coordinator)
+    assert 1090 < days < 1096 and renewal.startswith("server.crt: ")
+    assert days_left((federation / "kits/north/client.pem").read_bytes()) > 3640
+    monkeypatch.setattr(keys, "AUTHORITY_DAYS", 30)
+    assert main(["federation", "renew", str(federation), "--clients", "south"]) == 0
+    days, renewal = first_to_end(coordinator)
+    assert days == 29 and "clients/south.crt: " in renewal
+    assert "renew DIR --clients south" in renewal
+    renew_certificate(federation, authority=True)
+    days, renewal = first_to_end(coordinator)
+    assert days == 29 and "ca.crt: " in renewal and "--authority" in renewal
+
+
+def test_no_certificate_outlives_the_authority_that_signs_it(
+    federation, capsys, monkeypatch
+):
+    """A server's certificate of three years was made, and no client took it."""
+    monkeypatch.setattr(keys, "AUTHORITY_DAYS", 10)
+    renew_certificate(federation, authority=True)
+    assert days_left((federation / "coordinator" / "server.crt").read_bytes()) == 9
+    monkeypatch.undo()
+    (federation / "coordinator" / "ca.crt").write_bytes(expired(federation))
+    said = fails(capsys, "renew", federation)
+    assert "has expired" in said and "--authority" in said
+    assert main(["federation", "renew", str(federation), "--authority"]) == 0
+    assert first_to_end(federation / "coordinator")[0] > 1000
+
+
+def expired(federation):
+    """The certificate of the federation's authority, as if it had ended."""
+    coordinator, now = federation / "coordinator", datetime.datetime.now(datetime.UTC)
+    key = serialization.load_pem_private_key(
+        (coordinator / "ca.key").read_bytes(), None
+    )
+    old = certificate(federation, "ca.crt")
+    builder = x509.CertificateBuilder(
+        old.issuer,
+        old.subject,
+        key.public_key(),
+        old.serial_number,
+        now - datetime.timedelta(days=4000),
+        now - datetime.timedelta(hours=1),
+        list(old.extensions),
+    )
+    signed = builder.sign(key, hashes.SHA384())
+    return signed.public_bytes(serialization.Encoding.PEM)
+
+
+def test_an_init_that_could_not_register_a_client_can_be_repeated(
+    federation, capsys, monkeypatch
+):
+    """It said that the client exists already, and `renew` that it does not."""
+
+    def full(path, content, *, secret=False):
+        raise ValueError(f"cannot write {path}: No space left on device")
+
+    monkeypatch.setattr(kits, "replace_file", full)
+    assert "No space" in fails(capsys, "init", federation, "--clients", "west")
+    monkeypatch.undo()
+    assert main(["federation", "init", str(federation), "--clients", "west"]) == 0
+    registered = read_certificates(federation / "coordinator")["west"]
+    assert (federation / "kits/west/client.pem").read_bytes().endswith(registered)
+    (federation / "kits" / "east").mkdir()
+    said = fails(capsys, "init", federation, "--clients", "east")
+    assert "east is in the way" in said
 
 
 def test_without_the_authoritys_key_nothing_is_renewed(federation, capsys):

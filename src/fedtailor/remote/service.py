@@ -39,11 +39,12 @@ from fedtailor.remote.job.statistics import (
     as_array,
     statistics_from_arrays,
 )
-from fedtailor.remote.keys.keys import days_left, require_packages
+from fedtailor.remote.keys.keys import FEW_DAYS, days_left, require_packages
 from fedtailor.remote.keys.kit import (
     COORDINATOR,
     JOB,
     Kit,
+    first_to_end,
     read_certificates,
     read_kit,
 )
@@ -90,9 +91,6 @@ LARGE_SHARE = 0.9
 
 LOCK = ".serving"
 """File that a running coordinator locks."""
-
-FEW_DAYS = 60
-"""Days before the end of a certificate from which on the coordinator says so."""
 
 ORIGINS = "origins.json"
 """File of the coordinator with the origins of its clients' answers (see `origin`)."""
@@ -192,7 +190,6 @@ def monitored(
     """
     transport = connection.transport
     assert isinstance(transport, HttpsTransport)
-    certificate = coordinator / "server.crt"
     status = Status(
         title=connection.job.title,
         rounds=connection.job.spec.rounds,
@@ -203,7 +200,7 @@ def monitored(
         status,
         coordinator / STATUS,
         clients=lambda: (len(transport.port.names), len(transport.online())),
-        certificate_days=lambda: days_left(certificate.read_bytes()),
+        certificate_days=lambda: first_to_end(coordinator)[0],
         check=transport.port.check,
         say=lambda line: COORDINATOR_LOG.info(line, extra=shown),
     )
@@ -211,11 +208,10 @@ def monitored(
     try:
         with ExitStack() as stack:
             stack.enter_context(warnings.of(COORDINATOR_LOG))
-            days = status.certificate_days
+            days, renewal = first_to_end(coordinator)
             if days < FEW_DAYS:
                 COORDINATOR_LOG.warning(
-                    f"the certificate is valid for {days} more days; make another one with"
-                    " fedtailor federation renew"
+                    f"a certificate is valid for {days} more days, {renewal}"
                 )
             if address is not None:
                 where = stack.enter_context(monitor_server(monitor, address))
@@ -621,6 +617,12 @@ def join(
         for line in policy.describe(kit.job):
             said.info(f"  {line}")
         policy.check_job(kit.job)  # before a directory is made for states
+        days = days_left(kit.pem.read_bytes())
+        if days < FEW_DAYS:
+            said.warning(
+                f"this client's certificate is valid for {days} more days; ask the"
+                f" coordinator for another: fedtailor federation renew DIR --clients {kit.name}"
+            )
         signals = _stop_on_signals(stop) if handle is None else nullcontext()
         with ClientStore(kit.state, kit.job.identity) as store, signals:
             responder = responder_of(kit, store, data)

@@ -74,7 +74,7 @@ def status(options: StatusOptions) -> int:
         )
     say(f"  clients   {now.registered} have a key, {now.online} were online")
     say(f"  warnings  {now.warnings} since {_moment(now.started)}")
-    say(f"  the certificate is valid for {now.certificate_days} days")
+    say(f"  certificates are valid for {now.certificate_days} days at least")
     return 0
 
 

@@ -26,8 +26,9 @@ from fedtailor._base.memory import total_memory
 from fedtailor._base.printable import one_line
 from fedtailor.remote.https.port import CONTENT_TYPE, GROUP
 from fedtailor.remote.https.server import NUMBER, POLL_S
+from fedtailor.remote.keys.keys import days_left
 from fedtailor.remote.keys.kit import Kit
-from fedtailor.remote.wire.run_log import client_log
+from fedtailor.remote.wire.run_log import ASKED_FOR, client_log
 
 if TYPE_CHECKING:
     import httpx
@@ -109,6 +110,7 @@ class Connection:
         import httpx
 
         self.address, self.log = kit.job.address, client_log(kit.name)
+        self._authority = kit.authority
         try:
             context = ssl.create_default_context(cadata=kit.authority.decode("ascii"))
             context.minimum_version = ssl.TLSVersion.TLSv1_3
@@ -254,11 +256,13 @@ class Connection:
         while cause is not None:
             if isinstance(cause, ssl.SSLCertVerificationError):
                 if cause.verify_code in _OF_ANOTHER_TIME:
+                    renewal = "have the coordinator run fedtailor federation renew DIR"
+                    if not days_left(self._authority):
+                        renewal += " --authority, and copy its ca.crt into this kit"
                     return ValueError(
                         f"the certificate of the coordinator at {self.address}"
                         f" {_OF_ANOTHER_TIME[cause.verify_code]} by this machine's clock"
-                        f" ({datetime.now():%Y-%m-%d %H:%M}); set the clock, or have the"
-                        " coordinator make a new one: fedtailor federation renew"
+                        f" ({datetime.now():%Y-%m-%d %H:%M}); set the clock, or {renewal}"
                     )
                 return ValueError(
                     f"the server at {self.address} has no certificate of this"
@@ -267,6 +271,11 @@ class Connection:
                 )
             # The other side's word that it ends the handshake.
             if isinstance(cause, ssl.SSLError) and "ALERT" in str(cause.reason):
+                if "CERTIFICATE_EXPIRED" in str(cause.reason):
+                    return Refused(
+                        "the certificate of this client has expired; ask the coordinator"
+                        " for another: fedtailor federation renew DIR --clients NAME"
+                    )
                 return Refused(
                     f"the coordinator at {self.address} does not accept this client's"
                     " certificate (yet)"
@@ -352,7 +361,8 @@ def _answer(
         try:
             if not connection.answer(message.number, body):
                 connection.log.warning(
-                    "an answer was not taken: it is late, or larger than was asked for"
+                    "an answer was not taken: it is late, or larger than was asked for",
+                    extra=ASKED_FOR,
                 )
             return
         except (Disconnected, ValueError):

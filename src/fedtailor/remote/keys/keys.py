@@ -29,8 +29,21 @@ if TYPE_CHECKING:
         ObjectIdentifier,
     )
 
-VALID_DAYS = 3 * 365
-"""Days for which certificates are valid: longer than a study takes."""
+SERVER_DAYS = 3 * 365
+"""Days for which the coordinator's certificate is valid: longer than a study takes."""
+
+AUTHORITY_DAYS = 10 * 365
+"""Days for which the authority and the clients' certificates are valid. To renew these,
+files go to every client.
+"""
+
+FEW_DAYS = 60
+"""Warn of a certificate that is valid for fewer days."""
+
+RENEW_AUTHORITY = (
+    "run fedtailor federation renew DIR --authority, and copy ca.crt to all clients"
+)
+"""What to do about an authority that signs no certificate any more."""
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 """Names in every server certificate, for clients on the coordinator's machine."""
@@ -75,7 +88,7 @@ def make_authority(name: str) -> KeyFiles:
     key = ec.generate_private_key(ec.SECP384R1())
     subject = _x509_name(f"fedtailor authority of {name}")
     builder = (
-        _certificate(subject, subject, key.public_key())
+        _certificate(subject, subject, key.public_key(), _days_from_now(AUTHORITY_DAYS))
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_key_usage("key_cert_sign", "crl_sign"), critical=True)
         .add_extension(
@@ -104,7 +117,7 @@ def make_server_certificate(authority: KeyFiles, addresses: Sequence[str]) -> Ke
     names = list(dict.fromkeys((*addresses, *LOOPBACK)))
     alternatives = [_alternative_name(name) for name in names]
     usage = x509.oid.ExtendedKeyUsageOID.SERVER_AUTH
-    return _issue(authority, names[0], alternatives, usage)
+    return _issue(authority, names[0], alternatives, usage, SERVER_DAYS)
 
 
 def make_client_certificate(authority: KeyFiles, name: str) -> KeyFiles:
@@ -120,7 +133,7 @@ def make_client_certificate(authority: KeyFiles, name: str) -> KeyFiles:
     from cryptography import x509
 
     usage = x509.oid.ExtendedKeyUsageOID.CLIENT_AUTH
-    return _issue(authority, name, [], usage)
+    return _issue(authority, name, [], usage, AUTHORITY_DAYS)
 
 
 def _issue(
@@ -128,6 +141,7 @@ def _issue(
     name: str,
     alternatives: "Sequence[GeneralName]",
     usage: "ObjectIdentifier",
+    days: int,
 ) -> KeyFiles:
     """Make a key, and have the authority sign its certificate.
 
@@ -136,9 +150,11 @@ def _issue(
         name: whose certificate it is.
         alternatives: the addresses for which it holds.
         usage: on which side of a connection the key may be used.
+        days: for which it is valid, but not longer than the authority.
 
     Raises:
-        ValueError: the authority's files are not its key and certificate.
+        ValueError: the authority's files are not its key and certificate, or the
+            authority's certificate has expired.
     """
     from cryptography import x509
     from cryptography.hazmat.primitives import serialization
@@ -150,13 +166,19 @@ def _issue(
     require(
         authority_key.public_key() == authority_certificate.public_key(),
         "ca.key and ca.crt of the authority do not belong together, as a renewal was"
-        " interrupted; run fedtailor federation renew DIR --authority, and copy ca.crt to"
-        " all clients",
+        f" interrupted; {RENEW_AUTHORITY}",
+    )
+    authority_end = authority_certificate.not_valid_after_utc
+    require(
+        authority_end > _days_from_now(0),
+        "the certificate of the authority, which signs the others, has expired;"
+        f" {RENEW_AUTHORITY}",
     )
     # A handshake takes a tenth of the time that it takes with a key on P-384.
     key = ec.generate_private_key(ec.SECP256R1())
     issuer = authority_certificate.subject
-    builder = _certificate(_x509_name(name), issuer, key.public_key())
+    end = min(_days_from_now(days), authority_end)
+    builder = _certificate(_x509_name(name), issuer, key.public_key(), end)
     if alternatives:
         builder = builder.add_extension(
             x509.SubjectAlternativeName(alternatives), critical=False
@@ -322,12 +344,14 @@ def _alternative_name(address: str) -> "GeneralName":
 
 
 def _certificate(
-    subject: "Name", issuer: "Name", public: "EllipticCurvePublicKey"
+    subject: "Name",
+    issuer: "Name",
+    public: "EllipticCurvePublicKey",
+    end: datetime.datetime,
 ) -> "CertificateBuilder":
     from cryptography import x509
 
-    now = datetime.datetime.now(datetime.UTC)
-    start = now - datetime.timedelta(hours=1)  # clocks of machines differ
+    start = _days_from_now(0) - datetime.timedelta(hours=1)  # clocks of machines differ
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
@@ -335,8 +359,12 @@ def _certificate(
         .public_key(public)
         .serial_number(x509.random_serial_number())
         .not_valid_before(start)
-        .not_valid_after(now + datetime.timedelta(days=VALID_DAYS))
+        .not_valid_after(end)
     )
+
+
+def _days_from_now(days: int) -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=days)
 
 
 # The return type is left out, as `cryptography` is imported only when needed.

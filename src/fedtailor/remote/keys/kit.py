@@ -21,9 +21,11 @@ from fedtailor._base.choice import require
 from fedtailor.remote.job.job import Job, read_job, split_address
 from fedtailor.remote.job.job_template import EXAMPLE, Columns, template
 from fedtailor.remote.keys.keys import (
+    RENEW_AUTHORITY,
     KeyFiles,
     check_host,
     check_secret,
+    days_left,
     make_authority,
     make_client_certificate,
     make_server_certificate,
@@ -120,14 +122,18 @@ def make_federation(
             f"the client {name} was revoked; renew --clients {name} lets it in again,"
             " with a new key",
         )
-        certificate = coordinator / CLIENTS / f"{name}.crt"
         require(
-            not certificate.exists() and not _kit_directory(directory, name).exists(),
+            not (coordinator / CLIENTS / f"{name}.crt").exists(),
             f"there is a client {name} already; choose another name",
+        )
+        kit = _kit_directory(directory, name)
+        require(
+            not kit.exists() or (kit / PEM).exists(),
+            f"{kit} is in the way, and no kit; move it away first",
         )
     authority = _read_authority(coordinator)
     for name in clients:
-        _make_kit(directory, name, authority)
+        _give_key(directory, name, authority)
     return tuple(clients)
 
 
@@ -185,6 +191,33 @@ def read_certificates(coordinator: Path) -> dict[str, bytes]:
         f"{coordinator} knows no clients; make kits with `fedtailor federation init`",
     )
     return {path.stem: path.read_bytes() for path in paths}
+
+
+def first_to_end(coordinator: Path) -> tuple[int, str]:
+    """The certificate of a federation that ends first.
+
+    Args:
+        coordinator: directory of the coordinator.
+
+    Returns:
+        The days for which it is still valid, and which it is and what to do.
+
+    Raises:
+        ValueError, OSError: a certificate cannot be read.
+    """
+    # Of several that end together, the authority is named: it signs the others.
+    renewals = {
+        coordinator / "ca.crt": RENEW_AUTHORITY,
+        coordinator / "server.crt": "run fedtailor federation renew DIR",
+    }
+    for path in sorted((coordinator / CLIENTS).glob("*.crt")):
+        renewals[path] = (
+            f"run fedtailor federation renew DIR --clients {path.stem}, and copy its"
+            f" {PEM} to the client"
+        )
+    days = {path: days_left(path.read_bytes()) for path in renewals}
+    first = min(renewals, key=days.__getitem__)
+    return days[first], f"{first.relative_to(coordinator)}: {renewals[first]}"
 
 
 def _check_release(coordinator: Path) -> None:
@@ -274,13 +307,7 @@ def renew_keys(directory: Path, clients: Sequence[str]) -> None:
         _require_client(coordinator, name, (CLIENTS, REVOKED))
     authority = _read_authority(coordinator)
     for name in clients:
-        kit = _kit_directory(directory, name)
-        if not kit.exists():
-            _make_kit(directory, name, authority)
-        else:
-            pair = make_client_certificate(authority, name)
-            replace_file(kit / PEM, pair.private + pair.public, secret=True)
-            replace_file(coordinator / CLIENTS / f"{name}.crt", pair.public)
+        _give_key(directory, name, authority)
         (coordinator / REVOKED / f"{name}.crt").unlink(missing_ok=True)
 
 
@@ -406,17 +433,22 @@ def _read_authority(coordinator: Path) -> KeyFiles:
     return KeyFiles(key.read_bytes(), (coordinator / "ca.crt").read_bytes())
 
 
-def _make_kit(directory: Path, name: str, authority: KeyFiles) -> None:
-    """Make a client's kit, then register the client's certificate."""
+def _give_key(directory: Path, name: str, authority: KeyFiles) -> None:
+    """Put a new key into a client's kit, which is made if it is not here, then register the
+    client's certificate.
+    """
     pair = make_client_certificate(authority, name)
-    coordinator = directory / COORDINATOR
-    unfinished = directory / "kits" / f".{name}.part"
-    shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir(mode=0o700, parents=True)
-    write_new(unfinished / "ca.crt", (coordinator / "ca.crt").read_bytes())
-    write_new(unfinished / PEM, pair.private + pair.public, secret=True)
-    write_new(unfinished / "client.toml", f'name = "{name}"\n'.encode())
-    unfinished.rename(_kit_directory(directory, name))
+    coordinator, kit = directory / COORDINATOR, _kit_directory(directory, name)
+    if kit.exists():
+        replace_file(kit / PEM, pair.private + pair.public, secret=True)
+    else:
+        unfinished = directory / "kits" / f".{name}.part"
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(mode=0o700, parents=True)
+        write_new(unfinished / "ca.crt", (coordinator / "ca.crt").read_bytes())
+        write_new(unfinished / PEM, pair.private + pair.public, secret=True)
+        write_new(unfinished / "client.toml", f'name = "{name}"\n'.encode())
+        unfinished.rename(kit)
     replace_file(coordinator / CLIENTS / f"{name}.crt", pair.public)
 
 

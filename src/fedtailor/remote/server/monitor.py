@@ -17,7 +17,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from fedtailor._base.choice import require
+from fedtailor._base.choice import MachineFailed, require
 from fedtailor._base.files import atomic_write
 from fedtailor.engine.training import Callback, Training
 from fedtailor.protocol.plain import parse
@@ -53,7 +53,7 @@ METRICS: Mapping[str, tuple[str, str, str]] = {
     "certificate_days": (
         "fedtailor_certificate_days",
         "gauge",
-        "Days for which the coordinator's certificate is still valid.",
+        "Days until the first certificate of the federation ends.",
     ),
 }
 """Field of `Status` -> name, type and description of a metric."""
@@ -73,7 +73,7 @@ class Status:
         warnings: warnings in the log since the start.
         round_seconds: seconds that the last round took.
         started, last_round: times in seconds since the epoch; 0 = not yet.
-        certificate_days: days for which the certificate is still valid.
+        certificate_days: days until the first certificate of the federation ends.
     """
 
     state: str = "waiting"
@@ -115,7 +115,7 @@ class Monitor(Callback):
         path: file for the state; None = none is written.
         clients: returns the number of clients that have a key, and of those that were
             online a moment ago, without asking anybody; None = the status says it.
-        certificate_days: returns the days for which the certificate is still valid;
+        certificate_days: returns the days until the first certificate ends;
             None = the status says it.
         check: raises an exception if the coordinator cannot work any more.
         say: called with a line about every round.
@@ -182,7 +182,9 @@ class Monitor(Callback):
     def refresh(self) -> None:
         """Bring up to date what changes without rounds: connections, the certificate."""
         if self._clients is not None:
-            self.status.registered, self.status.online = self._clients()
+            # The last numbers stay when the port is not served any more.
+            with suppress(MachineFailed):
+                self.status.registered, self.status.online = self._clients()
         if self._certificate_days is not None:
             # It may be taken away; training goes on, and the last number stays.
             with suppress(OSError, ValueError):

@@ -91,7 +91,7 @@ class OwnOrigin:
         except (OSError, UnicodeDecodeError) as error:
             raise ValueError(f"cannot use {client_directory}: {error}") from None
         # Places from which this state has answered, as far as this process knows.
-        self._known = {self._own.place}
+        self._known, self._is_said = {self._own.place}, False
         if before is None:
             return
         self._known.add(before.place)
@@ -115,15 +115,16 @@ class OwnOrigin:
         return self._own.text
 
     def compare(self, heard: str) -> None:
-        """Log a line if another process has answered in this client's name.
+        """Log a line, once, if another process has answered in this client's name.
 
         Args:
             heard: the origin that the coordinator has heard last; empty if none.
         """
         other = Origin.of(heard)
-        if other is None or other.place in self._known:
+        if self._is_said or other is None or other.place in self._known:
             return
-        self._known.add(other.place)  # said once
+        # The coordinator chooses what was heard, and would choose how many lines there are.
+        self._is_said = True
         self._log.warning(
             "a process on another machine or in another directory has answered in this"
             " client's name: a copy of its kit is in use; stop it, and tell the"

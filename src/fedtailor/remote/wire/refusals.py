@@ -116,8 +116,8 @@ _EXPLANATIONS = {
     ),
     Refusal.UNSAFE_SUM: (
         "the sum would not hide its update: it has other rows than in sums before, or"
-        " other clients take part; start it with its former rows, or begin a new job"
-        " (with another seed)"
+        " other clients take part, or a share that another client sent it is damaged;"
+        " start it with its former rows, or begin a new job (with another seed)"
     ),
     Refusal.SUM_RANGE: (
         "its update has a number that sums cannot hold, or the model that it was sent one"

@@ -253,12 +253,14 @@ def send_and_receive(
     transport.expect(
         max((largest_reply(specs(request)) for request in requests.values()), default=0)
     )
+    # Requests carry a time of day; how long to wait for it does not change with the clock.
     deadline = min((request.deadline for request in requests.values()), default=0.0)
     begun = time.monotonic()
+    end = begun + deadline - time.time()
     while pending.open:
         polled = time.monotonic()
         poll(transport, pending, late)
-        if time.time() >= deadline:
+        if time.monotonic() >= end:
             break
         if pending.open:
             waiting(pending)

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 
+import jax.numpy as jnp
 import numpy as np
 import polars as pl
 import pytest
@@ -12,12 +13,19 @@ from deployment_helpers import NAMES, write_table
 from fedtailor.cli.main import main
 from fedtailor.deployment.calibration import calibration_at, calibration_of, notes
 from fedtailor.deployment.opening import models_at, open_run
-from fedtailor.deployment.predictions import predictions
+from fedtailor.deployment.predictions import columns_of_threshold, predictions
 from fedtailor.engine.storage.calibration_file import CALIBRATION
 from fedtailor.engine.storage.run_files import VALIDATION
 from fedtailor.lab.results.coverage import coverage_table, coverages
 from fedtailor.lab.results.stored import StoredRun
-from fedtailor.statistics.conformal import OWN_ROWS, conformal_rank, fit_temperature
+from fedtailor.models.tasks import Classification, Regression, cross_entropy
+from fedtailor.statistics.conformal import (
+    OWN_ROWS,
+    Calibration,
+    conformal_rank,
+    fit_temperature,
+    scores_of_classes,
+)
 from fedtailor.statistics.decision.intervals import wilson_interval
 
 
@@ -79,8 +87,8 @@ def test_intervals_are_written_beside_predictions(numbers):
     for name in ("a", "b"):
         mine = found.filter(pl.col("client") == name)
         half = calibration.threshold(name, 0.9).value
-        np.testing.assert_allclose(mine["high"] - mine["prediction"], half, rtol=1e-4)
-        np.testing.assert_allclose(mine["prediction"] - mine["low"], half, rtol=1e-4)
+        np.testing.assert_allclose(mine["high"] - mine["prediction"], half, rtol=1e-3)
+        np.testing.assert_allclose(mine["prediction"] - mine["low"], half, rtol=1e-3)
         real = truth.to_numpy()[mine["row"].to_numpy() - 1]
         low, high = mine["low"].to_numpy(), mine["high"].to_numpy()
         share = np.mean((low <= real) & (real <= high))
@@ -351,3 +359,51 @@ def test_errors(numbers, capsys):
         assert "above 0 and below 1" in capsys.readouterr().err
     assert main(["predict", str(numbers), table, "--calibrated"]) == 2
     assert "predict no classes" in capsys.readouterr().err
+
+
+def test_rows_with_the_score_of_the_threshold_are_taken_in():
+    """Where inputs are categories, many rows have one score. By two roundings of it they
+    fell out: sets for 90 % held 88 % of the rows, and the card said 94 %.
+    """
+    rng = np.random.default_rng(0)
+    cells = np.array(list(np.ndindex(2, 2, 2)), np.float32)
+    odds = cells @ np.array([2, -1.3, 0.7], np.float32) - np.float32(0.4)
+    logits = np.stack([np.zeros_like(odds), odds], axis=-1)
+    task, coverage = Classification(2), 0.9
+    for _ in range(20):
+        rows = rng.integers(8, size=400)
+        y = (rng.uniform(size=400) < 1 / (1 + np.exp(-odds[rows]))).astype(np.int32)
+        losses = np.asarray(cross_entropy(jnp.asarray(logits[rows]), jnp.asarray(y)))
+        scores = scores_of_classes(losses.astype(np.float32))
+        calibration = Calibration.of("classes", {"a": scores})
+        value = calibration.threshold("a", coverage).value
+        columns = columns_of_threshold(task, logits[rows], value, lambda it: it, None)
+        held = [
+            str(label) in found.split(" | ")
+            for label, found in zip(y, columns["set"], strict=True)
+        ]
+        assert np.mean(held) >= np.mean(scores <= value) >= coverage
+
+
+def test_a_number_at_the_end_of_its_interval_is_in_it():
+    rng = np.random.default_rng(0)
+    prediction = rng.normal(2000, 5, 500).astype(np.float32)
+    y = prediction + rng.normal(size=500).astype(np.float32)
+    found = columns_of_threshold(
+        Regression(1), prediction, np.abs(y - prediction), lambda it: it, prediction
+    )
+    assert ((found["low"] <= y) & (y <= found["high"])).all()
+    width = found["high"] - found["low"]
+    np.testing.assert_allclose(width, 2 * np.abs(y - prediction), rtol=1e-3, atol=0.01)
+
+
+def test_a_model_that_is_sure_and_wrong_is_not_too_few_rows():
+    scores = np.repeat([0.01, 0.9995], [340, 60])
+    wrong = Calibration.of("classes", {"a": scores[::10], "b": scores})
+    (pooled, unlikely) = notes(wrong, ["a"], 0.9)
+    assert pooled.startswith("too few validation rows of their own: a")
+    assert unlikely.startswith(
+        "in more than 10 % of the validation rows the true class"
+    )
+    (few,) = notes(Calibration.of("classes", {"a": [0.1, 0.2]}), ["a"], 0.9)[1:]
+    assert few == "too few validation rows for 90 %, everything is taken in: a"

@@ -18,7 +18,7 @@ from fedtailor.engine.storage.calibration_file import CALIBRATION, read_calibrat
 from fedtailor.lab.results.coverage import calibration_of_rows
 from fedtailor.models import Architecture, Model
 from fedtailor.models.tasks import cross_entropy, squared_error, task_of
-from fedtailor.statistics.conformal import Calibration
+from fedtailor.statistics.conformal import Calibration, conformal_rank
 
 
 def calibration_at(
@@ -95,23 +95,31 @@ def notes(
 ) -> list[str]:
     """What the user of sets and intervals is to know, in lines."""
     everything = 1.0 if calibration.kind == "classes" else np.inf
-    pooled, infinite = [], []
+    pooled, too_few, unlikely = [], [], []
     for name in clients:
         threshold = calibration.threshold(name, coverage)
         if threshold.source != "own":
             pooled.append(name)
-        if threshold.value >= everything:
-            infinite.append(name)
+        if conformal_rank(threshold.rows, coverage) > threshold.rows:
+            too_few.append(name)
+        elif threshold.value >= everything:
+            unlikely.append(name)
     share, lines = f"{100 * coverage:g} %", []
     if pooled:
         lines.append(
             f"too few validation rows of their own: {_names(pooled)}; {share} holds on"
             " average over the clients whose rows are pooled, not for each of them"
         )
-    if infinite:
+    if too_few:
         lines.append(
             f"too few validation rows for {share}, everything is taken in:"
-            f" {_names(infinite)}"
+            f" {_names(too_few)}"
+        )
+    if unlikely:
+        lines.append(
+            f"in more than {100 * (1 - coverage):.3g} % of the validation rows the true"
+            " class has almost no probability, so that everything is taken in:"
+            f" {_names(unlikely)}"
         )
     return lines
 

@@ -32,6 +32,11 @@ from fedtailor.statistics.conformal import Calibration, require_coverage
 ARRAYS = (".npy", ".npz")
 BETWEEN_LABELS = " | "
 
+_ROUNDING = 1e-5
+"""Room for the rounding of a score, where outputs are of size 1; many times the error of
+single precision.
+"""
+
 
 def predictions(
     models: Mapping[str, PersonalModel],
@@ -440,18 +445,26 @@ def columns_of_threshold(
         decode: converts class numbers to labels.
         prediction: the predicted numbers, in the unit of the threshold.
     """
+    # A threshold is the score of a validation row, rounded to single precision by another
+    # program. Without room for rounding, rows with exactly its score, of which there are
+    # many where inputs are categories, would be left out by chance.
     if task.predicts_classes:
         labels = list(decode(np.arange(outputs.shape[-1])))
-        return {"set": _sets(task.probabilities(outputs), threshold, labels)}
-    return {"low": prediction - threshold, "high": prediction + threshold}
+        sizes = np.where(np.isfinite(outputs), np.abs(outputs), 0).max(axis=-1)
+        room = _ROUNDING * (1 + sizes)
+        return {"set": _sets(task.probabilities(outputs), threshold + room, labels)}
+    half = threshold + _ROUNDING * (threshold + 0.05 * np.abs(prediction))
+    return {"low": prediction - half, "high": prediction + half}
 
 
-def _sets(probs: NDArray[Any], threshold: float, labels: Sequence[Any]) -> list[str]:
-    """The classes of each row whose score is at most the threshold, and the most
+def _sets(
+    probs: NDArray[Any], thresholds: NDArray[Any], labels: Sequence[Any]
+) -> list[str]:
+    """The classes of each row whose score is at most the row's threshold, and the most
     probable one in any case, by falling probability.
     """
     sets = []
-    for row in np.asarray(probs, np.float64):
+    for row, threshold in zip(np.asarray(probs, np.float64), thresholds, strict=True):
         order = np.argsort(-row, kind="stable")
         taken = [
             str(labels[index])

@@ -57,6 +57,21 @@ def test_curves_are_kaplan_and_meiers_with_greenwoods_interval():
     assert [treated.low[place], treated.high[place]] == pytest.approx(ends, abs=1e-4)
 
 
+def test_a_curve_ends_with_the_last_row_under_observation():
+    """It went on to the last time of all clients, with an interval."""
+    (section,) = survival_section({"fedavg": [stored()]})
+    treated, placebo = section.charts[0].series
+    assert (treated.x[-1], placebo.x[-1]) == (35, 23)
+    for series in (treated, placebo):
+        assert len(series.x) == len(series.y) == len(series.low) == len(series.high)
+
+
+def test_rows_of_any_method_draw_the_curves():
+    runs = {"no rows": [SimpleNamespace(rows=None)], "fedavg": [stored()]}
+    (section,) = survival_section(runs)
+    assert len(section.charts[0].series) == 2
+
+
 def test_the_log_rank_test_is_said_in_words():
     (section,) = survival_section({"fedavg": [stored()]})
     text = " ".join(section.paragraphs)

@@ -40,6 +40,19 @@ def test_the_published_log_rank_test_of_the_leukaemia_trial():
     assert found.p < 1e-4
 
 
+def test_a_group_that_is_never_at_risk_changes_no_log_rank_test():
+    times = np.unique([0.5, *TREATED, *CONTROLS])
+    groups = [
+        life_table(TREATED, SEEN, times),
+        life_table(CONTROLS, np.ones(21), times),
+        life_table([0.5, 0.5], [0, 0], times),
+    ]
+    alone, found = log_rank(groups[:2]), log_rank(groups)
+    assert found.statistic == pytest.approx(alone.statistic, abs=1e-9)
+    assert found.p == pytest.approx(alone.p, rel=1e-9)
+    assert log_rank(groups[1:]).p == 1
+
+
 def test_sums_of_clients_are_the_table_of_all_rows():
     rng = np.random.default_rng(0)
     time, event = rng.exponential(10, 90).round(1), rng.random(90) < 0.6

@@ -16,7 +16,8 @@ def survival_section(runs: Mapping[str, Sequence[StoredRun]]) -> list[Section]:
 
     Curves are those of test rows of the first seed, which are the same for all methods.
     """
-    first = next((survival_rows(seeds[0]) for seeds in runs.values()), None)
+    found = (survival_rows(seeds[0]) for seeds in runs.values())
+    first = next((rows for rows in found if rows is not None), None)
     if first is None:
         return []
     paragraphs = [
@@ -29,13 +30,15 @@ def survival_section(runs: Mapping[str, Sequence[StoredRun]]) -> list[Section]:
         table = life_table(rows["time"], rows["event"] > 0.5, grid)
         tables[name] = table
         low, high = table.interval()
+        # Nothing is known of a client after the last row that is under observation.
+        known = table.at_risk > 0
         lines.append(
             Series(
                 name,
-                grid.tolist(),
-                table.curve.tolist(),
-                low=low.tolist(),
-                high=high.tolist(),
+                grid[known].tolist(),
+                table.curve[known].tolist(),
+                low=low[known].tolist(),
+                high=high[known].tolist(),
             )
         )
     if len(tables) > 1:

@@ -110,6 +110,9 @@ def cox_sums(
         " these rows out, or fill them in",
     )
     require(not np.isnan(times).any(), "a time is missing (NaN); leave these rows out")
+    # The likelihood compares rows of one client, so that only differences of its inputs
+    # count; those of inputs far from 0 would lose their digits.
+    inputs = inputs - inputs.mean(axis=0) if len(inputs) else inputs
     scores = inputs @ beta
     likelihood = 0.0
     gradient, information = np.zeros(len(beta)), np.zeros((len(beta), len(beta)))

@@ -117,7 +117,8 @@ class LogRank:
     """A log-rank test of several groups.
 
     Attributes:
-        statistic: chi-squared with one degree of freedom less than groups.
+        statistic: chi-squared with one degree of freedom less than groups of which rows
+            are at risk at an event.
         p: its p-value.
         observed: [groups] events.
         expected: [groups] events if all groups had one curve.
@@ -152,7 +153,9 @@ def log_rank(tables: Sequence[LifeTable]) -> LogRank:
     difference = (observed - expected)[:-1]
     inner = covariance[:-1, :-1]
     statistic = float(difference @ np.linalg.pinv(inner) @ difference)
-    p = float(stats.chi2.sf(statistic, len(tables) - 1))
+    # A group that is at risk at no event takes no part.
+    freedom = max(int((expected > 0).sum()) - 1, 1)
+    p = float(stats.chi2.sf(statistic, freedom))
     return LogRank(statistic, p, observed, expected)
 
 

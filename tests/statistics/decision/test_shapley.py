@@ -116,6 +116,38 @@ def test_the_mean_gain_is_that_of_clients_and_surer():
     assert mean.high - mean.low < 0.75 * width
 
 
+@pytest.mark.parametrize("metric", ["rmse", "r2"])
+def test_the_mean_gain_is_in_the_metric_itself(metric):
+    """By logarithms of errors, a client with small errors outvoted the other: -0.245
+    instead of +0.1 of the errors below.
+    """
+    rng, frames = np.random.default_rng(0), []
+    sizes = {"small": (1.0, 1.3), "large": (5.0, 4.5)}
+    for split, client in itertools.product(range(3), sizes):
+        target = 10 * rng.normal(size=200)
+        noise = rng.normal(size=200)
+        for method, size in zip(("without", "with"), sizes[client], strict=True):
+            frames.append(
+                pl.DataFrame(
+                    {
+                        "method": method,
+                        "seed": split,
+                        "client": client,
+                        "row": np.arange(200),
+                        "squared_error": np.square(size * noise),
+                        "prediction": target,
+                        "target": target,
+                    }
+                )
+            )
+    rows = pl.concat(frames)
+    by_client = client_gains(rows, "without", metric)
+    found = mean_gains(rows, "without", metric)["with"]
+    assert found.estimate == pytest.approx(by_client["gain"].mean(), rel=0.02)
+    assert found.low < found.estimate < found.high
+    assert found.estimate > 0
+
+
 def test_mean_gains_of_nothing_cover_0():
     excluded = 0
     for seed in range(40):
@@ -140,7 +172,7 @@ def test_only_some_clients_count():
 @pytest.mark.parametrize("luck", [0.0, 0.5])
 def test_intervals_of_mean_gains_cover_though_seeds_share_their_luck(luck):
     """Three seeds, which split the rows anew, of eight clients: each of their differences
-    varies by 1 over rows, and each seed adds `luck` to all clients alike. By a common
+    varies by 0.02 over rows, and each seed adds `luck` times that to all clients alike. By a common
     variance that was a difference of two, 88 % of intervals covered the mean gain.
     """
     rng, score, covered = np.random.default_rng(0), find_score("rmse"), []
@@ -148,16 +180,17 @@ def test_intervals_of_mean_gains_cover_though_seeds_share_their_luck(luck):
         shared = rng.normal(size=3) * luck
         clients = {}
         for client in range(8):
-            differences = shared + rng.normal(size=3)
+            # Of logarithms of errors, so that gains are of another size for each client.
+            differences = 0.02 * (shared + rng.normal(size=3))
             clients[str(client)] = PairedRows(
-                values=differences,
-                base_values=np.zeros(3),
+                values=np.full(3, np.nan),
+                base_values=np.full(3, 1.0 + client),
                 differences=differences,
                 center=float(differences.mean()),
-                row_variance=1 / 3,
+                row_variance=0.02**2 / 3,
                 degrees=200,
-                in_seed=1.0,
-                between_seeds=1.0,
+                in_seed=0.02**2,
+                between_seeds=0.02**2,
                 overlap=1.0,
                 rows=300,
                 seeds=np.arange(3),

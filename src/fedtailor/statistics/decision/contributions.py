@@ -237,11 +237,27 @@ def _mean_gain(
     if not count:
         return Interval(np.nan, np.nan, np.nan, np.nan)
     clients = list(pairs.values())
-    center = float(np.mean([pair.center for pair in clients]))
-    by_seeds = variance_over_seeds(clients)
+    # The mean is over gains in the metric itself: on the scale of differences a client
+    # with small errors would outvote one with large errors. Variances are carried to
+    # the metric by the slope at each client's difference.
+    values = [float(pair.base_values.mean()) for pair in clients]
+    gains, slopes = (
+        np.array(
+            [
+                of(pair.center, value)
+                for pair, value in zip(clients, values, strict=True)
+            ]
+        )
+        for of in (score.gain, score.gain_slope)
+    )
+    by_seeds = variance_over_seeds(clients, slopes)
+    by_client = [
+        slope**2 * pair.row_variance if pair.degrees > 0 else np.inf
+        for pair, slope in zip(clients, slopes, strict=True)
+    ]
     parts = [
-        ((pair.row_variance if pair.degrees > 0 else np.inf) / count**2, pair.degrees)
-        for pair in clients
+        (variance / count**2, pair.degrees)
+        for variance, pair in zip(by_client, clients, strict=True)
     ]
     by_rows = sum(variance for variance, _ in parts)
     # Satterthwaite's degrees of freedom of a sum of variances.
@@ -253,15 +269,11 @@ def _mean_gain(
     # them, as they have more degrees of freedom.
     components: list[tuple[float, int]] = []
     if by_seeds is not None:
-        counted = sum(pair.between_seeds / len(pair.seeds) for pair in clients)
+        counted = sum(
+            slope**2 * pair.between_seeds / len(pair.seeds)
+            for slope, pair in zip(slopes, clients, strict=True)
+        )
         by_rows -= min(counted / count**2, by_seeds[0], by_rows)
         components.append(by_seeds)
     components.append((by_rows, max(int(degrees), 1)))
-    interval = student_interval(center, components, confidence)
-    base_value = float(np.mean([pair.base_values.mean() for pair in clients]))
-    return Interval(
-        score.gain(interval.estimate, base_value),
-        score.gain(interval.low, base_value),
-        score.gain(interval.high, base_value),
-        interval.p,
-    )
+    return student_interval(float(gains.mean()), components, confidence)

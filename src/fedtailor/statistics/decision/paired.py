@@ -227,21 +227,28 @@ def seed_variance(clients: Sequence[PairedRows]) -> SeedVariance:
     )
 
 
-def variance_over_seeds(clients: Sequence[PairedRows]) -> tuple[float, int] | None:
-    """The variance over seeds of the mean over clients of their mean differences, and its
-    degrees of freedom, S - 1; None without `MIN_SEEDS` seeds.
+def variance_over_seeds(
+    clients: Sequence[PairedRows], slopes: Float[np.ndarray, " m"]
+) -> tuple[float, int] | None:
+    """The variance over seeds of the mean over clients of their gains, and its degrees of
+    freedom, S - 1; None without `MIN_SEEDS` seeds.
 
     Unlike the parts of `seed_variance` it is not a difference of two estimates, which
     would be 0 in every other case, and no interval could then hold its level.
+
+    Args:
+        clients: the comparisons of one method with the base.
+        slopes: [m] of each client, what its gain grows by with its difference.
     """
-    measured = [it for it in clients if len(it.seeds) >= MIN_SEEDS]
+    is_measured = [len(it.seeds) >= MIN_SEEDS for it in clients]
+    measured = [it for it, known in zip(clients, is_measured, strict=True) if known]
     if not measured:
         return None
     seeds = np.unique(np.concatenate([it.seeds for it in measured]))
     # Of each seed the sum of the clients' deviations from their own means.
     deviations = np.zeros(len(seeds))
-    for it in measured:
-        own = it.differences - it.differences.mean()
+    for it, slope in zip(measured, slopes[is_measured], strict=True):
+        own = slope * (it.differences - it.differences.mean())
         deviations[np.searchsorted(seeds, it.seeds)] += own
     degrees = len(seeds) - 1
     variance = float(np.square(deviations).sum()) / degrees / len(measured) ** 2

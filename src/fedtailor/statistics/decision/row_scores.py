@@ -95,6 +95,10 @@ class Score:
         """The gain over a base in the metric that a difference of worths means."""
         return difference
 
+    def gain_slope(self, difference: float, base_value: float) -> float:
+        """The derivative of `gain` by the difference."""
+        return 1.0
+
     def determined(self, columns: Collection[str], outputs: int) -> bool:
         """Whether a table of rows determines the metric of each client.
 
@@ -190,6 +194,9 @@ class ErrorScore(Score):
     def gain(self, difference: float, base_value: float) -> float:
         return base_value * -np.expm1(-difference)
 
+    def gain_slope(self, difference: float, base_value: float) -> float:
+        return base_value * float(np.exp(-difference))
+
     def level(
         self, scores: Float[np.ndarray, " n"], truth: Float[np.ndarray, " n"]
     ) -> tuple[float, Float[np.ndarray, " n"]]:
@@ -236,6 +243,9 @@ class ExplainedScore(ErrorScore):
 
     def gain(self, difference: float, base_value: float) -> float:
         return (1 - base_value) * -np.expm1(-2 * difference)
+
+    def gain_slope(self, difference: float, base_value: float) -> float:
+        return 2 * (1 - base_value) * float(np.exp(-2 * difference))
 
     def level(
         self, scores: Float[np.ndarray, " n"], truth: Float[np.ndarray, " n"]

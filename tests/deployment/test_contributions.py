@@ -1,8 +1,10 @@
 """What clients give: trainings without them, in the metric of the run."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
+import polars as pl
 import pytest
 
 import fedtailor as ft
@@ -11,6 +13,7 @@ from fedtailor.deployment import contributions
 from fedtailor.deployment.contributions import contributions_of
 from fedtailor.deployment.opening import open_run
 from fedtailor.engine.executors import Settings
+from fedtailor.engine.runs.run import executor_of, run_on
 from fedtailor.lab.results.decision import decide
 from lab.results.test_decision import build
 
@@ -129,3 +132,74 @@ def test_errors(of_three, capsys, tmp_path):
         error = capsys.readouterr().err
         assert problem in error
         assert "Traceback" not in error
+
+
+@pytest.fixture(scope="module")
+def with_weights(tmp_path_factory):
+    """Two clients whose easy rows weigh ten times as much as their hard ones."""
+    folder = tmp_path_factory.mktemp("weights")
+    rng = np.random.default_rng(1)
+    site, x = np.repeat(["a", "b"], 300), rng.normal(size=600)
+    is_easy = rng.random(600) < 0.5
+    noise = np.where(is_easy, 0.1, 3.0) * rng.normal(size=600)
+    frame = pl.DataFrame(
+        {
+            "site": site,
+            "x": x,
+            "w": np.where(is_easy, 10.0, 1.0),
+            "y": np.where(x + noise > 0, "yes", "no"),
+        }
+    )
+    frame.write_csv(folder / "table.csv")
+    table = ft.tables.from_table(
+        folder / "table.csv", client="site", target="y", weight="w", test=0.4
+    )
+    steps = ft.SGD(lr=0.5, epochs=2)
+    for metric in ("accuracy", "roc_auc"):
+        ft.run(
+            ft.FedAvg(sgd=steps),
+            table,
+            ft.models.logistic(),
+            4,
+            metrics=[metric],
+            keep_rows=True,
+            directory=folder / metric,
+        )
+    return folder
+
+
+def test_rows_with_weights_give_what_they_weigh(with_weights):
+    run = open_run(with_weights / "accuracy")
+    found = {it.client: it.others_lose for it in contributions_of([run]).contributions}
+    kept = replace(run.federation, unseen=np.array([True, False]))
+    spec = replace(run.spec, rounds=4)
+    without = run_on(executor_of(kept, run.model, Settings(), None), spec)
+    lost = []
+    for rows in (run.test_rows[0], without.row_outcomes()):
+        own = rows.filter(pl.col("client") == "b")
+        lost.append(np.average(own["correct"], weights=own["weight"]))
+    # Pseudo-rows bring it a little nearer to 0.
+    assert found["a"].estimate == pytest.approx(lost[0] - lost[1], abs=2e-3)
+
+
+def test_a_metric_that_rows_with_weights_do_not_determine_is_refused(with_weights):
+    with pytest.raises(
+        ValueError, match=r"roc_auc, which .* --metrics of accuracy, loss"
+    ):
+        contributions_of([open_run(with_weights / "roc_auc")])
+
+
+def test_a_card_has_the_interval_of_the_weighted_accuracy(with_weights):
+    """It was that of the plain accuracy, beyond which the accuracy itself was."""
+    run = open_run(with_weights / "accuracy")
+    (line,) = [
+        it for it in ft.model_card(run, "a").splitlines() if "| accuracy, %" in it
+    ]
+    value, interval = line.split("|")[2:4]
+    low, _, high = interval.split()
+    assert float(low) < float(value) < float(high)
+    rows = run.test_rows[0].filter(pl.col("client") == "a")
+    correct, weight = rows["correct"].to_numpy(), rows["weight"].to_numpy()
+    assert float(value) == pytest.approx(
+        100 * np.average(correct, weights=weight), abs=0.06
+    )

@@ -34,10 +34,16 @@ from fedtailor.lab.baselines import CHOSEN, find_baseline
 from fedtailor.lab.results.coverage import COVERAGE, coverages, source_text
 from fedtailor.lab.results.units import unit_of
 from fedtailor.models.metrics.metric import Metric, find_metric
+from fedtailor.models.metrics.rows import WEIGHT
 from fedtailor.models.tasks.times import comparisons
 from fedtailor.protocol import Clients, client_ids
 from fedtailor.statistics.decision.intervals import Interval
-from fedtailor.statistics.decision.row_scores import FEW_PAIRS, SCORES, metric_interval
+from fedtailor.statistics.decision.row_scores import (
+    FEW_PAIRS,
+    SCORES,
+    metric_interval,
+    weighted_scores,
+)
 
 CARDS = "cards"
 """Name of the folder of model cards in an export."""
@@ -496,6 +502,7 @@ def _test_rows(
         return None, {}
     rows, naive = (frame.filter(pl.col("client") == client) for frame in run.test_rows)
     naive = naive.filter(pl.col("split") == "test")
+    rows = weighted_scores(rows, WEIGHT)
     return rows, dict(naive.select("metric", "value").iter_rows())
 
 

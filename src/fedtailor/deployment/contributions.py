@@ -17,6 +17,7 @@ from fedtailor.lab.results.decision_file import decision_of
 from fedtailor.lab.results.experiment import COMPARISON_INDEX, experiments
 from fedtailor.lab.results.units import unit_of
 from fedtailor.models import Architecture, Model
+from fedtailor.models.metrics.rows import WEIGHT
 from fedtailor.statistics.decision import (
     MOST_EXACT,
     SCORES,
@@ -28,6 +29,7 @@ from fedtailor.statistics.decision import (
     shapley_values,
 )
 from fedtailor.statistics.decision.intervals import MIN_SEEDS, student_interval
+from fedtailor.statistics.decision.row_scores import weighted_scores
 
 ALL = "all"
 _BOOTSTRAPS = 100
@@ -225,6 +227,15 @@ def contributions_of(
         each = permutations * len(players) if is_sampled else 2 ** len(players) - 2
     trainer = _Coalitions(runs, players, settings, progress, each * len(runs))
     everybody: Members = frozenset(range(len(players)))
+    columns = trainer.rows(0, everybody).columns
+    outputs = int(first.manifest["model"]["outputs"])
+    # Rows with weights determine means only.
+    known = [name for name, it in SCORES.items() if it.determined(columns, outputs)]
+    require(
+        metric in known,
+        f"the runs are judged by {metric}, which their rows (with weights, or of several"
+        f" targets) do not determine; train with --metrics of {', '.join(known)}",
+    )
     rows = []
     for seed in range(len(runs)):
         rows.append(_labelled(trainer.rows(seed, everybody), ALL, seed))
@@ -277,7 +288,8 @@ class _Coalitions:
         """The outcomes of all test rows after a training of some clients."""
         key = seed, members
         if key not in self._known:
-            self._known[key] = self._train(self.runs[seed], members)
+            outcomes = self._train(self.runs[seed], members)
+            self._known[key] = weighted_scores(outcomes, WEIGHT)
         return self._known[key]
 
     def nothing(self, seed: int) -> pl.DataFrame:

@@ -22,7 +22,7 @@ from fedtailor.statistics.decision.intervals import (
     resampled_variance,
     two_way_variance,
 )
-from fedtailor.statistics.decision.row_scores import SHARE
+from fedtailor.statistics.decision.row_scores import weighted_scores
 from fedtailor.statistics.decision.winner import dense_values
 
 
@@ -50,34 +50,12 @@ def rows_of(runs: RunsByMethod) -> pl.DataFrame | None:
             if run.rows is None:
                 continue
             rows = run.rows.join(run.seen_clients, on="client", how="semi")
-            if WEIGHT in rows.columns:
-                rows = _weighted(rows)
+            rows = weighted_scores(rows, WEIGHT)
             frames.append(
                 rows.with_columns(method=pl.lit(label), seed=pl.lit(run.seed))
             )
     # Runs of other versions may have more columns.
     return pl.concat(frames, how="diagonal") if frames else None
-
-
-def _weighted(rows: pl.DataFrame) -> pl.DataFrame:
-    """Scores of rows whose plain means are the weighted ones, client by client.
-
-    A score s of weight w becomes m + w (s - m), where m is the weighted mean and weights
-    have the mean 1. Its mean is m, and its distance from m is the row's influence on the
-    weighted mean, so that intervals are right as well. Metrics that are no means of rows,
-    such as an area, do not follow from these.
-    """
-    weight = pl.col(WEIGHT).cast(pl.Float64)
-    share = weight / weight.mean().over("client")
-    scores = []
-    for name in ("loss", "correct", "squared_error"):
-        if name in rows.columns:
-            score = pl.col(name).cast(pl.Float64)
-            mean = (share * score).mean().over("client")
-            scores.append((mean + share * (score - mean)).alias(name))
-    # The rows of a client that all count nothing tell nothing.
-    counted = rows.filter(weight.sum().over("client") > 0)
-    return counted.select("client", "row", share.alias(SHARE), *scores)
 
 
 def baseline_label(baseline: TrainedBaseline) -> str:

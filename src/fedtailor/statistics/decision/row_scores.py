@@ -21,6 +21,33 @@ _SMALLEST = float(np.finfo(np.float64).tiny)
 """Stands for a mean squared error of 0, which has no logarithm."""
 
 
+def weighted_scores(rows: pl.DataFrame, weight: str) -> pl.DataFrame:
+    """Scores of rows whose plain means are the weighted ones, client by client.
+
+    A score s of weight w becomes m + w (s - m), where m is the weighted mean and weights
+    have the mean 1. Its mean is m, and its distance from m is the row's influence on the
+    weighted mean, so that intervals are right as well. Metrics that are no means of rows,
+    such as an area, do not follow from these.
+
+    Args:
+        rows: outcomes of rows.
+        weight: the column of their weights; rows without it stay as they are.
+    """
+    if weight not in rows.columns:
+        return rows
+    weights = pl.col(weight).cast(pl.Float64)
+    share = weights / weights.mean().over("client")
+    scores = []
+    for name in ("loss", "correct", "squared_error"):
+        if name in rows.columns:
+            score = pl.col(name).cast(pl.Float64)
+            mean = (share * score).mean().over("client")
+            scores.append((mean + share * (score - mean)).alias(name))
+    # The rows of a client that all count nothing tell nothing.
+    counted = rows.filter(weights.sum().over("client") > 0)
+    return counted.select("client", "row", share.alias(SHARE), *scores)
+
+
 @dataclass(frozen=True)
 class Score:
     """A metric that is the mean of a column of the table of rows.

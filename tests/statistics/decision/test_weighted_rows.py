@@ -3,8 +3,9 @@
 import numpy as np
 import polars as pl
 
-from fedtailor.lab.results.test_values import _weighted
+from fedtailor.models.metrics.rows import WEIGHT
 from fedtailor.statistics.decision import SCORES, metric_interval
+from fedtailor.statistics.decision.row_scores import weighted_scores
 
 
 def frame(correct, weight):
@@ -27,7 +28,7 @@ def ends(interval):
 def test_means_are_weighted_and_influences_those_of_the_weighted_mean():
     rng = np.random.default_rng(0)
     correct, weight = rng.random(30) < 0.7, rng.uniform(0.5, 4, 30)
-    found = _weighted(frame(correct, weight))
+    found = weighted_scores(frame(correct, weight), WEIGHT)
     mean = np.average(correct, weights=weight)
     scores = found["correct"].to_numpy()
     np.testing.assert_allclose(scores.mean(), mean, rtol=1e-12)
@@ -40,15 +41,19 @@ def test_means_are_weighted_and_influences_those_of_the_weighted_mean():
 def test_an_interval_counts_as_many_rows_as_tell_as_much():
     correct = np.array([True, False, True, True] * 10)
     score = SCORES["accuracy"]
-    alike = metric_interval(_weighted(frame(correct, np.full(40, 2.0))), score)
+    alike = metric_interval(
+        weighted_scores(frame(correct, np.full(40, 2.0)), WEIGHT), score
+    )
     plain = metric_interval(frame(correct, np.ones(40)), score)
     np.testing.assert_allclose(ends(alike), ends(plain), rtol=1e-12)
     # Half of the rows count nothing: the interval is the one of the other half.
     half = np.repeat([1.0, 0.0], 20)
-    weighted = metric_interval(_weighted(frame(correct, half)), score)
+    weighted = metric_interval(weighted_scores(frame(correct, half), WEIGHT), score)
     of_half = metric_interval(frame(correct[:20], np.ones(20)), score)
     np.testing.assert_allclose(ends(weighted), ends(of_half), rtol=1e-12)
 
 
 def test_a_client_whose_rows_count_nothing_has_no_score():
-    assert _weighted(frame(np.array([True, False]), np.zeros(2))).is_empty()
+    assert weighted_scores(
+        frame(np.array([True, False]), np.zeros(2)), WEIGHT
+    ).is_empty()

@@ -186,3 +186,11 @@ def test_temperatures_are_bounded():
     assert fit_temperature(logits, np.array([0, 1])) == pytest.approx(1 / 20)
     assert fit_temperature(logits, np.array([1, 0])) == pytest.approx(20)
     assert fit_temperature(np.zeros((0, 2)), np.zeros(0, int)) == 1
+
+
+def test_a_score_that_is_nan_is_never_within_a_threshold():
+    """It counted as a row that is predicted perfectly."""
+    counts = score_counts([np.nan, np.inf, 0.0])
+    assert counts[0] == 1 and counts[-1] == 2
+    assert quantile_of_scores([0.1, np.nan, 0.2], 0.5) == 0.2
+    assert quantile_of_scores([0.1, np.nan, 0.2], 0.75) == np.inf

@@ -48,8 +48,10 @@ def covered_share(rows: int, coverage: float) -> float:
 
 
 def quantile_of_scores(scores: ArrayLike, coverage: float) -> float:
-    """The threshold of a client's own scores [n]; infinite if they are too few."""
-    values = np.sort(np.asarray(scores, np.float64))
+    """The threshold of a client's own scores [n]; infinite if they are too few. A score
+    that is NaN, of a model that diverged, is as bad as an infinite one.
+    """
+    values = np.sort(np.nan_to_num(scores, nan=np.inf, posinf=np.inf))
     rank = conformal_rank(len(values), coverage)
     return float(values[rank - 1]) if rank <= len(values) else math.inf
 
@@ -58,9 +60,12 @@ def score_counts(scores: ArrayLike) -> Int[np.ndarray, " bins"]:
     """The histogram of scores r >= 0 that clients may add up.
 
     Bins are equally wide in r / (1 + r), so that no client has to tell a largest score.
+    Scores that are NaN or infinite are in the last one.
     """
     values = np.asarray(scores, np.float64)
-    place = np.floor(values / (1 + values) * BINS).astype(np.int64)
+    ends = np.ones_like(values)
+    np.divide(values, 1 + values, out=ends, where=np.isfinite(values))
+    place = np.floor(ends * BINS).astype(np.int64)
     return np.bincount(np.clip(place, 0, BINS - 1), minlength=BINS)
 
 

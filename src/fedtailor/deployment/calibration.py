@@ -94,7 +94,9 @@ def notes(
     calibration: Calibration, clients: Iterable[str], coverage: float
 ) -> list[str]:
     """What the user of sets and intervals is to know, in lines."""
-    everything = 1.0 if calibration.kind == "classes" else np.inf
+    everything, bad = np.inf, "the error is beyond what histograms tell"
+    if calibration.kind == "classes":
+        everything, bad = 1.0, "the true class has almost no probability"
     pooled, too_few, unlikely = [], [], []
     for name in clients:
         threshold = calibration.threshold(name, coverage)
@@ -117,9 +119,8 @@ def notes(
         )
     if unlikely:
         lines.append(
-            f"in more than {100 * (1 - coverage):.3g} % of the validation rows the true"
-            " class has almost no probability, so that everything is taken in:"
-            f" {_names(unlikely)}"
+            f"in more than {100 * (1 - coverage):.3g} % of the validation rows {bad}, so"
+            f" that everything is taken in: {_names(unlikely)}"
         )
     return lines
 

@@ -152,7 +152,7 @@ def check_encoded(
     require(
         _is_pair(returned) and isinstance(returned[0], dict),
         f"{name} must return two things, a dict of what the client sends and the client's"
-        f" new state of the transform",
+        " new state of the transform",
     )
     update, state = returned
     _check_form(name, "init() and encode()", before, state)
@@ -168,7 +168,7 @@ def check_decoded(transform: "Transform", returned: Any) -> tuple["Update", PyTr
     require(
         _is_pair(returned) and isinstance(returned[0], Mapping),
         f"{_class(transform)}.decode() must return two things, the updates by kind and the"
-        f" server's new state of the transform",
+        " server's new state of the transform",
     )
     return returned
 

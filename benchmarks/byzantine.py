@@ -261,7 +261,9 @@ def main() -> None:
             if key not in results:
                 results[key] = measured(method, rule, attack, seed, options.rounds)
                 with options.out.open("a", newline="") as file:
-                    csv.writer(file, lineterminator="\n").writerow([*key, *results[key]])
+                    csv.writer(file, lineterminator="\n").writerow(
+                        [*key, *results[key]]
+                    )
             cells.append(results[key])
         accuracy = interval([float(cell[0]) for cell in cells])
         door = [float(cell[1]) for cell in cells if cell[1]]

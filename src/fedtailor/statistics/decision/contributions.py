@@ -240,16 +240,11 @@ def _mean_gain(
     # The mean is over gains in the metric itself: on the scale of differences a client
     # with small errors would outvote one with large errors. Variances are carried to
     # the metric by the slope at each client's difference.
-    values = [float(pair.base_values.mean()) for pair in clients]
-    gains, slopes = (
-        np.array(
-            [
-                of(pair.center, value)
-                for pair, value in zip(clients, values, strict=True)
-            ]
-        )
-        for of in (score.gain, score.gain_slope)
-    )
+    gains, slopes = np.empty(count), np.empty(count)
+    for index, pair in enumerate(clients):
+        value = float(pair.base_values.mean())
+        gains[index] = score.gain(pair.center, value)
+        slopes[index] = score.gain_slope(pair.center, value)
     by_seeds = variance_over_seeds(clients, slopes)
     by_client = [
         slope**2 * pair.row_variance if pair.degrees > 0 else np.inf
